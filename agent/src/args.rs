@@ -214,6 +214,11 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "fp8", value_parser = format::<KvCacheDtype>)]
     kv_cache_dtype: Option<KvCacheDtype>,
 
+    /// Render the chat template that a request brings (`chat_template`) instead of the model's own. A template is a program: its length
+    /// and its steps are bounded, the memory that it takes is not. Default: false, such requests are refused.
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+    trust_request_chat_template: Option<bool>,
+
     /// After SIGTERM or Ctrl-C, seconds that open requests may take to finish; a second signal exits at once.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     drain_deadline_seconds: u32,
@@ -278,6 +283,7 @@ impl Args {
                 itl_target_ms: flags.itl_target_ms,
                 quantization: flags.quantization,
                 kv_cache_dtype: flags.kv_cache_dtype,
+                trust_request_chat_template: flags.trust_request_chat_template,
             },
             drain: DrainSettings {
                 deadline_seconds: flags.drain_deadline_seconds,

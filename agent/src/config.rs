@@ -35,6 +35,8 @@ pub struct Settings {
     pub served_names: Vec<String>,
     /// How the model's answers are read.
     pub formats: FormatChoice,
+    /// Chat templates that requests bring are rendered.
+    pub trusts_request_templates: bool,
     /// The engine's sizes.
     pub limits: EngineLimits,
     /// What computes.
@@ -174,6 +176,7 @@ impl Settings {
             return Err(ConfigError::NoName);
         }
         check_ranks(parallelism, gpus)?;
+        let trusts_request_templates = engine.trust_request_chat_template.unwrap_or(false);
         let ModelConfig { source, served_names, tool_call_format, reasoning_format } = model;
         let formats = FormatChoice::named(tool_call_format.as_deref(), reasoning_format.as_deref())?;
         Ok(Self {
@@ -181,6 +184,7 @@ impl Settings {
             source,
             served_names,
             formats,
+            trusts_request_templates,
             limits: limits(engine, parallelism),
             device: device_of_pod(gpus),
             drain,
@@ -277,6 +281,8 @@ fn limits(settings: EngineSettings, parallelism: ParallelSettings) -> EngineLimi
         itl_target_ms,
         quantization,
         kv_cache_dtype,
+        // Of prompts, which the engine does not make.
+        trust_request_chat_template: _,
     } = settings;
     EngineLimits {
         max_model_len,

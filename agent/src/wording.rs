@@ -14,7 +14,7 @@ struct Setting {
 }
 
 /// Every setting that a message may name. None is part of another's name.
-const SETTINGS: [Setting; 15] = [
+const SETTINGS: [Setting; 16] = [
     Setting { ours: "model_source", field: "model.source", flag: "--model" },
     Setting { ours: "served_names", field: "model.servedNames", flag: "--served-name" },
     Setting { ours: "tool_call_format", field: "model.toolCallFormat", flag: "--tool-call-format" },
@@ -30,6 +30,11 @@ const SETTINGS: [Setting; 15] = [
     Setting { ours: "itl_target_ms", field: "engine.itlTargetMs", flag: "--itl-target-ms" },
     Setting { ours: "kv_cache_dtype", field: "engine.kvCacheDtype", flag: "--kv-cache-dtype" },
     Setting { ours: "quantization", field: "engine.quantization", flag: "--quantization" },
+    Setting {
+        ours: "trust_request_chat_template",
+        field: "engine.trustRequestChatTemplate",
+        flag: "--trust-request-chat-template",
+    },
 ];
 
 /// The message with every setting called as its reader wrote it. Not for messages that name files.
@@ -79,6 +84,7 @@ mod tests {
             itl_target_ms: Some(40),
             quantization: Some(Quantization::Fp8),
             kv_cache_dtype: Some(KvCacheDtype::Fp8),
+            trust_request_chat_template: Some(true),
             ..EngineSettings::default()
         });
         for field in fields.unwrap().as_object().unwrap().keys() {

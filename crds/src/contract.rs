@@ -125,6 +125,9 @@ pub struct EngineSettings {
     /// How keys and values are stored. Default: as they are computed. Left out where nobody asks, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_dtype: Option<KvCacheDtype>,
+    /// Render chat templates that requests bring. Default: false. Left out where nobody asks, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust_request_chat_template: Option<bool>,
 }
 
 /// Multiply with weights in fewer bits than they are stored in: "fp8" quantises the projections of layers when they are loaded, and

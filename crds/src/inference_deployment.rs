@@ -339,6 +339,11 @@ pub struct EngineSpec {
     /// Store keys and values in fewer bits than they are computed in. Default: as they are computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_cache_dtype: Option<KvCacheDtype>,
+    /// Render the chat template that a request brings (`chat_template`) instead of the model's own. A template is a program: its
+    /// length and its steps are bounded, the memory that it takes is not, so let only those in whom you trust with a replica.
+    /// Default: false, such requests are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trust_request_chat_template: Option<bool>,
 }
 
 /// How an older revision is replaced: new replicas first, until one of them serves only one, then a tenth at a time.

@@ -603,6 +603,7 @@ fn engine_settings(spec: Option<&EngineSpec>) -> EngineSettings {
         itl_target_ms: spec.itl_target_ms,
         quantization: spec.quantization,
         kv_cache_dtype: spec.kv_cache_dtype,
+        trust_request_chat_template: spec.trust_request_chat_template,
     }
 }
 

@@ -44,7 +44,7 @@ fn objects() -> [Value; 3] {
         "engine": {
             "maxModelLen": 4096, "maxNumSeqs": 32, "maxBatchedTokens": 256, "kvCacheTokens": 65536, "maxWaiting": 64,
             "threads": 2, "memoryFraction": 0.5, "prefixCaching": false, "batchInvariant": true, "itlTargetMs": 40, "quantization": "fp8",
-            "kvCacheDtype": "fp8"
+            "kvCacheDtype": "fp8", "trustRequestChatTemplate": true
         },
         "replicas": 3,
         "rollout": {

@@ -112,13 +112,13 @@ pub enum PromptEnd {
 #[derive(Debug, thiserror::Error)]
 pub enum TemplateError {
     /// The template itself is wrong.
-    #[error("the model's chat template does not compile: {0}")]
+    #[error("the chat template does not compile: {0}")]
     Compile(String),
     /// The template refused this conversation (`raise_exception`).
     #[error("{0}")]
     Refused(String),
     /// The template failed on this conversation.
-    #[error("the model's chat template failed on these messages: {0}")]
+    #[error("the chat template failed on these messages: {0}")]
     Render(String),
 }
 

@@ -69,7 +69,7 @@ pub(crate) async fn begin(replica: &Arc<Replica>, open: Arrival, mut fields: Fie
     let thinking_budget = params::thinking_budget(&mut fields)?;
     let echoes = fields.take("echo")?.unwrap_or(false);
     let shows_reasoning = fields.take("include_reasoning")?.unwrap_or(true);
-    let mut prompt = Prompt::take(&mut fields)?;
+    let mut prompt = Prompt::take(&mut fields, replica.settings())?;
     if let Some(now) = open.passage.drawn.as_ref().and_then(Drawn::when) {
         prompt.now = now;
     }

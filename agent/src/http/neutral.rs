@@ -71,7 +71,6 @@ fn table() -> Vec<Neutral> {
 fn table_of_chat() -> Vec<Neutral> {
     const TOOLS: &str = "this is the older form of `tools` and `tool_choice`";
     vec![
-        neutral("chat_template", [], "prompts are rendered by the model's own template"),
         neutral("functions", [json!([])], TOOLS),
         neutral("function_call", [json!("none"), json!("auto")], TOOLS),
         neutral("audio", [], "answers are text"),

@@ -8,7 +8,8 @@ use serde::Deserialize;
 use stoker_engine::TokenId;
 
 use crate::{
-    chat_template::{ChatTemplate, Conversation, Message, PromptEnd},
+    chat_template::{ChatTemplate, Conversation, Message, PromptEnd, SpecialTokens, TemplateError},
+    config::Settings,
     http::{
         error::ApiError,
         fields::Fields,
@@ -19,6 +20,7 @@ use crate::{
         tools::Tools,
     },
     replica::Served,
+    wording::in_words_of,
 };
 
 /// The fields of a chat request that become its prompt.
@@ -30,6 +32,8 @@ pub(crate) struct Prompt {
     documents: Vec<Value>,
     variables: BTreeMap<String, Value>,
     effort: Option<Effort>,
+    /// Instead of the model's own.
+    template: Option<String>,
     /// What the template takes for now.
     pub(crate) now: Zoned,
     /// Templates write the begin token themselves, so the default is `No`.
@@ -38,6 +42,10 @@ pub(crate) struct Prompt {
 
 /// Roles that every template is made for.
 const KNOWN_ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+
+const TEMPLATE_FIELD: &str = "chat_template";
+/// The longest templates that are published have some 20,000.
+const TEMPLATE_BYTES_MAX: usize = 64 * 1024;
 
 /// How much to think, by OpenAI's words.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
@@ -60,7 +68,7 @@ pub(crate) struct PromptTokens {
 
 impl Prompt {
     /// Takes the fields that become the prompt.
-    pub(crate) fn take(fields: &mut Fields) -> Result<Self, ApiError> {
+    pub(crate) fn take(fields: &mut Fields, settings: &Settings) -> Result<Self, ApiError> {
         let messages: Vec<WireMessage> = fields.require("messages")?;
         Ok(Self {
             messages: conversation(messages)?,
@@ -69,6 +77,7 @@ impl Prompt {
             documents: fields.take("documents")?.unwrap_or_default(),
             variables: fields.take("chat_template_kwargs")?.unwrap_or_default(),
             effort: fields.take("reasoning_effort")?,
+            template: template(fields, settings)?,
             now: Zoned::now(),
             add_specials: fields.take("add_special_tokens")?.unwrap_or(false).into(),
         })
@@ -107,7 +116,9 @@ impl Prompt {
 
     /// The prompt text.
     fn render(&self, served: &Served) -> Result<String, ApiError> {
-        let template = served.template.as_ref().ok_or_else(|| {
+        let brought = self.template.clone().map(|source| ChatTemplate::compile(source, specials(served))).transpose();
+        let brought = brought.map_err(|error| ApiError::invalid(TEMPLATE_FIELD, error.to_string()))?;
+        let template = brought.as_ref().or(served.template.as_ref()).ok_or_else(|| {
             ApiError::invalid("messages", "this model has no chat template: use /v1/completions with a prompt")
         })?;
         self.check_tools(served, template)?;
@@ -119,9 +130,15 @@ impl Prompt {
             variables: &self.variables(template)?,
             now: self.now.clone(),
         };
-        let text = template.render(&conversation).map_err(|error| ApiError::invalid("messages", error.to_string()))?;
+        let text = template.render(&conversation).map_err(|error| self.failed(&error))?;
         self.check_roles(&text)?;
         Ok(text)
+    }
+
+    /// A template that refuses a conversation means the messages, whoever wrote it.
+    fn failed(&self, error: &TemplateError) -> ApiError {
+        let is_brought = self.template.is_some() && !matches!(error, TemplateError::Refused(_));
+        ApiError::invalid(if is_brought { TEMPLATE_FIELD } else { "messages" }, error.to_string())
     }
 
     /// Many templates leave out what has a role that they do not know: such a message is refused.
@@ -202,6 +219,28 @@ pub(crate) fn of_messages(error: ApiError) -> ApiError {
         Some("prompt") => ApiError { param: Some("messages".into()), ..error },
         _ => error,
     }
+}
+
+fn specials(served: &Served) -> SpecialTokens {
+    let model = served.engine.model();
+    SpecialTokens { bos: model.bos_token.clone(), eos: model.eos_token.clone() }
+}
+
+/// A template is a program, so only whoever runs the replica says whether those of clients run there.
+fn template(fields: &mut Fields, settings: &Settings) -> Result<Option<String>, ApiError> {
+    let Some(source) = fields.take::<String>(TEMPLATE_FIELD)? else { return Ok(None) };
+    if !settings.trusts_request_templates {
+        let switch = in_words_of(settings.started_by, "trust_request_chat_template");
+        let message = format!(
+            "`chat_template`: prompts are rendered by the model's own template: remove it, or have the replica run with {switch}"
+        );
+        return Err(ApiError::unsupported(TEMPLATE_FIELD, message));
+    }
+    if source.len() > TEMPLATE_BYTES_MAX {
+        let message = format!("`chat_template` has {} bytes, more than {TEMPLATE_BYTES_MAX}: shorten it", source.len());
+        return Err(ApiError::invalid(TEMPLATE_FIELD, message));
+    }
+    Ok(Some(source))
 }
 
 /// Where the prompt ends: before the assistant's words, unless the client says otherwise.

@@ -47,7 +47,7 @@ pub(crate) async fn tokenize(
             generate::tokenize(&served, vec![prompt], Encoding::new(specials, None)).await?.concat()
         }
         None => {
-            let prompt = Prompt::take(&mut fields)?;
+            let prompt = Prompt::take(&mut fields, replica.settings())?;
             fields.finish()?;
             prompt.tokens(&served, None).await.map_err(of_messages)?.tokens
         }

@@ -118,6 +118,16 @@ impl Agent {
         Self::with(SimScript::default(), EngineLimits::default())
     }
 
+    /// Renders templates that requests bring.
+    pub(crate) fn trusting() -> Self {
+        let engine = EngineSettings { trust_request_chat_template: Some(true), ..EngineSettings::default() };
+        let agent = Self::loading_with(engine);
+        let template = ChatTemplate::compile(TEMPLATE.into(), SpecialTokens::default()).unwrap();
+        let engine = SimExecutor::start(SimScript::default(), EngineLimits::default()).unwrap();
+        agent.replica.serve(Served::new(engine, Some(template), FormatChoice::default()));
+        agent
+    }
+
     /// Steps of 10 ms and a text that does not end soon.
     pub(crate) fn slow(limits: EngineLimits) -> Self {
         let script =

@@ -79,6 +79,42 @@ async fn effort_and_template_variables_reach_the_template_or_are_refused() {
 }
 
 #[tokio::test]
+async fn a_template_of_the_request_is_rendered_where_it_is_trusted_and_refused_by_its_switch_elsewhere() {
+    let ask = async |agent: &Agent, path: &str, template: &str| {
+        let (status, answer) = agent.post(path, chat(json!({"chat_template": template}))).await;
+        let words = answer["error"]["message"].as_str().unwrap_or_default().to_owned();
+        (status.as_u16(), answer["error"]["param"].clone(), words, answer)
+    };
+    let upper = "{% for m in messages %}<{{ m.role | upper }}>{{ m.content }}{% endfor %}";
+    for path in ["/v1/chat/completions", "/tokenize"] {
+        let (status, param, words, _) = ask(&Agent::new(), path, upper).await;
+        assert_eq!((status, param), (400, json!("chat_template")));
+        assert!(words.contains("engine.trustRequestChatTemplate"), "{words}");
+    }
+
+    let agent = Agent::trusting();
+    let (_, _, _, tokenized) = ask(&agent, "/tokenize", upper).await;
+    let (_, text) = agent.post("/detokenize", json!({"tokens": tokenized["tokens"]})).await;
+    let own = chat(json!({}))["messages"][0]["content"].as_str().unwrap().to_owned();
+    assert_eq!(text["prompt"], format!("<USER>{own}"));
+    let (status, _, _, answer) = ask(&agent, "/v1/chat/completions", upper).await;
+    assert_eq!((status, &answer["usage"]["prompt_tokens"]), (200, &tokenized["count"]));
+
+    for (template, param, words) in [
+        ("{% for %}", "chat_template", "does not compile"),
+        ("{{ messages.nothing.at_all }}", "chat_template", "failed on these messages"),
+        ("{{ raise_exception('no talk here') }}", "messages", "no talk here"),
+        ("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", "chat_template", "fuel"),
+        (&"x".repeat(64 * 1024 + 1), "chat_template", "65537 bytes, more than 65536"),
+    ] {
+        let (status, named, said, _) = ask(&agent, "/v1/chat/completions", template).await;
+        assert_eq!((status, named), (400, json!(param)), "{said}");
+        assert!(said.contains(words), "{said}");
+    }
+    assert_eq!(agent.post("/v1/chat/completions", chat(json!({}))).await.0, 200);
+}
+
+#[tokio::test]
 async fn a_final_message_is_continued_where_it_ends() {
     let agent = Agent::with_template(
         SimScript::default(),

@@ -108,7 +108,7 @@ async fn count(
     let mut chat = translated(&mut fields)?;
     fields.finish()?;
     generate::check_model(&mut chat, &replica.settings().served_names)?;
-    let prompt = Prompt::take(&mut chat).map_err(in_its_words)?;
+    let prompt = Prompt::take(&mut chat, replica.settings()).map_err(in_its_words)?;
     Ok(prompt.tokens(&served, None).await.map_err(in_its_words)?.tokens.len())
 }
 
