@@ -345,7 +345,11 @@ fn stop_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
         Some(OneOrMany::Many(stop)) => stop,
     };
     if stop.len() > MAX_STOP_STRINGS {
-        let message = format!("`stop` has {} strings, at most {MAX_STOP_STRINGS} are supported", stop.len());
+        let message = format!(
+            "`stop` has {} strings, more than {MAX_STOP_STRINGS}: send fewer, and single tokens in `stop_token_ids`, which takes \
+             {MAX_STOP_TOKENS}",
+            stop.len()
+        );
         return Err(ApiError::invalid("stop", message));
     }
     if stop.iter().any(String::is_empty) {

@@ -8,7 +8,7 @@ use stoker_engine::exec::sim::SimScript;
 
 use crate::agent::*;
 
-const CALLS: &str = "{{ tools | tojson }}<tool_call>";
+pub(crate) const CALLS: &str = "{{ tools | tojson }}<tool_call>";
 
 /// What a simulated model says that would say `completion`, and what its end is called.
 async fn constrained(completion: &str, template: &str, fields: Value) -> (Value, Value) {

@@ -10,7 +10,7 @@ use stoker_engine::EngineLimits;
 use stoker_engine::exec::sim::SimScript;
 use tower::ServiceExt;
 
-use crate::agent::*;
+use crate::{agent::*, answers::CALLS};
 
 /// A body that says how long it is and must not be asked for.
 struct Unread(u64);
@@ -97,6 +97,81 @@ async fn every_refusal_names_its_parameter_in_openais_words_and_the_next_request
     {
         let (status, answer) = agent.post("/v1/completions", json!({"prompt": "x", field: value})).await;
         assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!(field)), "{answer}");
+    }
+    assert_eq!(agent.post("/v1/chat/completions", chat(json!({}))).await.0, 200);
+}
+
+#[tokio::test]
+async fn ten_thousand_stop_strings_are_refused_with_the_limit_and_the_way_out() {
+    let agent = Agent::new();
+    let many: Vec<String> = (0..10_000).map(|n| format!("stop {n}")).collect();
+    for (path, fields) in [
+        ("/v1/chat/completions", chat(json!({"stop": many}))),
+        ("/v1/completions", json!({"prompt": "x", "stop": many})),
+    ] {
+        let (status, answer) = agent.post(path, fields).await;
+        assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!("stop")), "{answer}");
+        let message = answer["error"]["message"].as_str().unwrap();
+        for words in ["10000 strings", "more than 16", "`stop_token_ids`, which takes 128"] {
+            assert!(message.contains(words), "{message}");
+        }
+        assert!(message.len() < 300, "what was sent is not sent back");
+    }
+    // The same refusal by the names of the other APIs.
+    let message = json!({"model": "sim", "max_tokens": 5, "stop_sequences": many, "messages": [{"role": "user", "content": "x"}]});
+    let (status, answer) = agent.post("/v1/messages", message).await;
+    assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!("stop_sequences")), "{answer}");
+    // Sixteen are taken, and strings beyond the size of a body are not read.
+    assert_eq!(agent.post("/v1/completions", json!({"prompt": "x", "stop": many[..16]})).await.0, 200);
+    let large: Vec<String> = many.iter().map(|stop| stop.repeat(100)).collect();
+    assert_eq!(agent.post("/v1/completions", json!({"prompt": "x", "stop": large})).await.0, 413);
+}
+
+#[tokio::test]
+async fn contradictory_pairs_are_refused_by_one_of_their_names() {
+    let agent = Agent::with_template(SimScript::default(), CALLS);
+    let function = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let format = json!({"type": "json_object"});
+    for (fields, param) in [
+        (json!({"min_tokens": 9, "max_tokens": 8}), "min_tokens"),
+        (json!({"max_tokens": 8, "max_completion_tokens": 9}), "max_tokens"),
+        (json!({"response_format": format, "guided_regex": "a"}), "guided_regex"),
+        (json!({"structured_outputs": {"regex": "a", "choice": ["a"]}}), "structured_outputs.choice"),
+        (json!({"stream": true, "prompt_logprobs": 1}), "prompt_logprobs"),
+        (json!({"stream_options": {"include_usage": true}}), "stream_options"),
+        (json!({"logprob_token_ids": [1]}), "logprob_token_ids"),
+        (json!({"tools": [function("f")], "tool_choice": function("g")}), "tool_choice"),
+        (json!({"parallel_tool_calls": false, "tool_choice": "required"}), "tool_choice"),
+    ] {
+        let (status, answer) = agent.post("/v1/chat/completions", chat(fields.clone())).await;
+        assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!(param)), "{fields}: {answer}");
+    }
+    assert_eq!(agent.post("/v1/chat/completions", chat(json!({}))).await.0, 200);
+}
+
+#[tokio::test]
+async fn what_explodes_or_never_ends_is_refused_or_answered_and_harms_nobody() {
+    let agent = Agent::new();
+    let nested = (0..100).fold(json!({"type": "string"}), |inner, _| json!({"type": "array", "items": inner}));
+    let wide: Vec<Value> = (0..2_000).map(|n| json!({"type": "object", "required": [format!("k{n}")]})).collect();
+    for (fields, param) in [
+        (json!({"guided_regex": "((((a{1,99}){1,99}){1,99}){1,99}){1,99}"}), "guided_regex"),
+        (json!({"guided_regex": "(".repeat(100_000)}), "guided_regex"),
+        (json!({"guided_grammar": "start: start"}), "guided_grammar"),
+        (json!({"guided_grammar": "start: a\na: b\nb: a"}), "guided_grammar"),
+        (json!({"guided_json": {"$ref": "#"}}), "guided_json"),
+        (json!({"guided_json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}), "guided_json"),
+        (json!({"guided_json": {"oneOf": wide}}), "guided_json"),
+        (json!({"guided_json": nested}), "guided_json"),
+        (json!({"guided_json": {"type": "string", "pattern": "(a{1,9999}){1,9999}"}}), "guided_json"),
+    ] {
+        let mut body = chat(fields);
+        body["max_tokens"] = json!(4);
+        let (status, answer) = agent.post("/v1/chat/completions", body).await;
+        let said = answer["error"]["message"].as_str().unwrap_or_default();
+        println!("{param}: {status} {said}");
+        assert!(status == 200 || status == 400 && answer["error"]["param"] == param, "{answer}");
+        assert!(said.len() < 1_000, "a refusal is short: {said}");
     }
     assert_eq!(agent.post("/v1/chat/completions", chat(json!({}))).await.0, 200);
 }
