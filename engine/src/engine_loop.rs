@@ -241,6 +241,7 @@ impl EngineLoop {
     /// Plans a step and begins it; `false` if it computes nothing.
     fn launch(&mut self) -> Result<bool, ExecError> {
         let began = Instant::now();
+        self.state.expire(began);
         let plan = schedule(&mut self.state, &self.limits);
         let planned_at = Instant::now();
         let computes = !plan.chunks.is_empty();

@@ -1,6 +1,6 @@
 //! What a client asks of the engine and what it gets back. Owns the request types, never their execution.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use crate::{constraint::Constraint, kv::BLOCK_TOKENS, pooling::Pooling};
 
@@ -35,6 +35,9 @@ pub struct Request {
     pub pooling: Option<Pooling>,
     /// The smaller, the sooner it runs and the later it is preempted; of equals, who came first.
     pub priority: i32,
+    /// When it should have begun. Among those of its priority the earliest comes first, before all that have none; who has not begun
+    /// by then ends as [`FinishReason::Expired`].
+    pub deadline: Option<Instant>,
     /// Its KV is found by requests with the same salt only.
     pub cache_salt: Option<Arc<str>>,
     /// What others call beginnings of its prompt, the shortest first.
@@ -148,6 +151,8 @@ pub enum FinishReason {
     Length,
     /// The client went away, or asked.
     Abort,
+    /// Its deadline passed before it began.
+    Expired,
     /// The engine failed; the text says how.
     Error(String),
 }

@@ -14,7 +14,7 @@ use crate::http::{
     choices::{Choices, Fresh},
     error::ApiError,
     passage::{MODEL, Mark},
-    stream::{KEEP_ALIVE, finish_name},
+    stream::{KEEP_ALIVE, finish_name, has_failed, stopped},
     usage::{UsageBody, UsageSum},
 };
 
@@ -122,11 +122,11 @@ impl<A: Answer> Streaming<A> {
     /// Waits for the first event, or until somebody must be told that there will be one.
     async fn wait(&mut self) -> Result<(), ApiError> {
         let first = match tokio::time::timeout(KEEP_ALIVE_PERIOD, self.choices.next()).await {
-            Ok(Some((_, RequestEvent::Finished { reason: FinishReason::Error(reason), .. }))) => {
+            Ok(Some((_, RequestEvent::Finished { reason, .. }))) if has_failed(&reason) => {
                 return Err(self.choices.failed(&reason));
             }
             Ok(Some(first)) => Some(first),
-            Ok(None) => return Err(self.choices.failed("it stopped")),
+            Ok(None) => return Err(self.choices.failed(&stopped())),
             Err(_) => None,
         };
         match &mut self.stage {
@@ -146,7 +146,7 @@ impl<A: Answer> Streaming<A> {
                 Stage::Running(Some((index, event))) => self.encode(index, event),
                 Stage::Running(None) => match tokio::time::timeout(KEEP_ALIVE_PERIOD, self.choices.next()).await {
                     Ok(Some((index, event))) => self.encode(index, event),
-                    Ok(None) => self.fail("it stopped"),
+                    Ok(None) => self.fail(&stopped()),
                     Err(_) => Piece { frames: Bytes::from_static(KEEP_ALIVE.as_bytes()), mark: Mark::Nothing },
                 },
                 Stage::Ended => {
@@ -174,7 +174,7 @@ impl<A: Answer> Streaming<A> {
             }
             RequestEvent::Finished { reason, stop_match, usage, timing } => (reason, stop_match, usage, timing),
         };
-        let reason = match finish_name(&reason) {
+        let reason = match finish_name(reason) {
             Ok(name) => name,
             Err(why) => return self.fail(&why),
         };
@@ -203,7 +203,7 @@ impl<A: Answer> Streaming<A> {
         Piece { frames, mark: Mark::More { index, cached: self.choices.cached_tokens(index), tokens } }
     }
 
-    fn fail(&mut self, why: &str) -> Piece {
+    fn fail(&mut self, why: &FinishReason) -> Piece {
         self.stage = Stage::Ended;
         let mark = if self.choices.is_given_up() { Mark::Elsewhere } else { Mark::Done };
         Piece { frames: self.answer.failure(&self.choices.failed(why)), mark }

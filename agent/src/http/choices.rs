@@ -6,7 +6,8 @@ use futures::{
     stream::{self, BoxStream, SelectAll},
 };
 use stoker_engine::{
-    EngineHandle, PositionLogprobs, PromptPosition, RejectReason, Request, RequestEvent, RequestStream, TokenId,
+    EngineHandle, FinishReason, PositionLogprobs, PromptPosition, RejectReason, Request, RequestEvent, RequestStream,
+    TokenId,
 };
 
 use crate::{
@@ -127,7 +128,7 @@ impl Choices {
     }
 
     /// The error that the engine's failure is.
-    pub(crate) fn failed(&self, reason: &str) -> ApiError {
+    pub(crate) fn failed(&self, reason: &FinishReason) -> ApiError {
         self.open.failed(reason)
     }
 
@@ -199,7 +200,7 @@ impl Collected {
     }
 
     /// Takes in an event; what it brought, or why its sequence failed.
-    pub(crate) fn take(&mut self, index: u32, event: RequestEvent) -> Result<Option<Taken>, String> {
+    pub(crate) fn take(&mut self, index: u32, event: RequestEvent) -> Result<Option<Taken>, FinishReason> {
         let completion = &mut self.completions[index as usize];
         match event {
             RequestEvent::Prompt(positions) => completion.prompt_logprobs = positions,
@@ -214,7 +215,7 @@ impl Collected {
             }
             RequestEvent::Finished { reason, stop_match, usage, timing } => {
                 completion.stop = stop_match;
-                completion.finish_reason = finish_name(&reason)?;
+                completion.finish_reason = finish_name(reason)?;
                 self.usage.add(index, usage, timing);
                 self.n_unfinished -= 1;
                 return Ok(Some(Taken::End));

@@ -6,7 +6,7 @@ use axum::{Json, extract::State};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
-use stoker_engine::{FinishReason, Request, RequestEvent, SamplingParams, StopParams};
+use stoker_engine::{Request, RequestEvent, SamplingParams, StopParams};
 
 use crate::{
     http::{
@@ -15,6 +15,7 @@ use crate::{
         fields::Fields,
         generate::{self, Encoding},
         params::{both_salts, cache_salt, priority, truncation},
+        stream::{has_failed, stopped},
         usage::PromptUsage,
         wire_prompt::WirePrompt,
     },
@@ -128,11 +129,11 @@ pub(crate) async fn vector_of(served: &Served, open: &Arrival, request: Request)
     while let Some(event) = events.next().await {
         match event {
             RequestEvent::Embedding(made) => vector = Some(made),
-            RequestEvent::Finished { reason: FinishReason::Error(reason), .. } => return Err(open.failed(&reason)),
+            RequestEvent::Finished { reason, .. } if has_failed(&reason) => return Err(open.failed(&reason)),
             RequestEvent::Prompt(_) | RequestEvent::Delta { .. } | RequestEvent::Finished { .. } => {}
         }
     }
-    vector.ok_or_else(|| open.failed("it stopped"))
+    vector.ok_or_else(|| open.failed(&stopped()))
 }
 
 /// The prompts were `input`, the field that the client knows.

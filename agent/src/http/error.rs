@@ -11,7 +11,10 @@ use stoker_engine::RejectReason;
 
 use crate::{
     admit::Refusal,
-    http::fields::{FieldError, INVALID_VALUE},
+    http::{
+        fields::{FieldError, INVALID_VALUE},
+        params::DEADLINE,
+    },
 };
 
 /// An error as a client sees it.
@@ -74,6 +77,13 @@ impl ApiError {
     /// The engine failed under an accepted request.
     pub(crate) fn engine_failed(reason: &str) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "engine_error", format!("the engine ended this request: {reason}"))
+    }
+
+    /// It did not begin by its deadline.
+    pub(crate) fn expired() -> Self {
+        let message = "`deadline_ms` passed while the request waited for its turn: send it with a later one, with a `priority` that is \
+                       smaller, or when less is to be done";
+        Self { param: Some(DEADLINE.into()), ..Self::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", message) }
     }
 
     /// The replica ends, and with it an accepted request. Another one may answer it.

@@ -10,6 +10,7 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::Body;
 use stoker_edge::allocator;
+use stoker_engine::FinishReason;
 
 use crate::{
     admit::{Asked, admit},
@@ -65,10 +66,15 @@ pub(crate) struct Arrival {
 
 impl Arrival {
     /// The error that the engine's failure is: of the replica, and then another one may be asked, or of the request.
-    pub(crate) fn failed(&self, reason: &str) -> ApiError {
+    pub(crate) fn failed(&self, reason: &FinishReason) -> ApiError {
+        let why = match reason {
+            FinishReason::Expired => return ApiError::expired(),
+            FinishReason::Error(why) => why,
+            FinishReason::Stop | FinishReason::Length | FinishReason::Abort => "it was aborted",
+        };
         match self.open.is_given_up() && !self.open.has_no_engine() {
-            true => ApiError::given_up(reason),
-            false => ApiError::engine_failed(reason),
+            true => ApiError::given_up(why),
+            false => ApiError::engine_failed(why),
         }
     }
 }

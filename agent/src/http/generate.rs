@@ -3,7 +3,7 @@
 
 use std::{
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
 use stoker_engine::{EncodeError, EncodeLimit, Request, StopParams, TokenId};
@@ -110,6 +110,7 @@ fn completions_of<'a>(
     let TokenizedRequest { generation, logprobs, .. } = request;
     let shape = SequenceShape { prompt_tokens, max_tokens: generation.max_tokens };
     let max_tokens = completion_room(max_model_len, shape)?;
+    let deadline = generation.begins_within.map(|within| Instant::now() + within);
     Ok((0..generation.n).map(move |choice| Request {
         prompt: prompt.to_vec(),
         sampling: generation.sampling_of(choice),
@@ -119,6 +120,7 @@ fn completions_of<'a>(
         prompt_logprobs: generation.prompt_logprobs,
         pooling: None,
         priority: generation.priority,
+        deadline,
         cache_salt: generation.cache_salt.clone(),
         prefix_marks: Arc::default(),
         resume: None,

@@ -1,7 +1,7 @@
 //! Generation parameters shared by chat and text completions: names, ranges and defaults, checked once into `Generation`.
 //! Pure: defaults and the random seed are arguments. Ranges are vLLM's where OpenAI's API does not define the field.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde::Deserialize;
 use stoker_engine::{SamplingParams, StopParams, TokenId};
@@ -23,6 +23,10 @@ const MAX_STOP_STRINGS: usize = 16;
 const MAX_STOP_TOKENS: usize = 128;
 /// Tokens whose log-probabilities one request may ask for by id.
 const MAX_LOGPROB_TOKENS: usize = 128;
+/// The field that says how long a request may wait.
+pub(crate) const DEADLINE: &str = "deadline_ms";
+/// A day.
+const MAX_DEADLINE_MS: u32 = 24 * 60 * 60 * 1000;
 /// Longest salt.
 const MAX_SALT_BYTES: usize = 1024;
 /// Longest name of a request.
@@ -59,6 +63,8 @@ pub(crate) struct Generation {
     pub(crate) filter: Filter,
     /// The smaller, the sooner.
     pub(crate) priority: i32,
+    /// How long it may wait before it begins.
+    pub(crate) begins_within: Option<Duration>,
     /// Who may find the prompt's keys and values: those who know it.
     pub(crate) cache_salt: Option<Arc<str>>,
 }
@@ -151,6 +157,7 @@ impl Generation {
             logprob_tokens: tokens(fields, "logprob_token_ids", vocab_size, Some(MAX_LOGPROB_TOKENS))?,
             filter: Filter::take(fields, vocab_size)?,
             priority: priority(fields)?,
+            begins_within: begins_within(fields)?,
             cache_salt: both_salts(defaults.salt.as_ref(), cache_salt(fields)?),
         })
     }
@@ -269,6 +276,12 @@ pub(crate) fn priority(fields: &mut Fields) -> Result<i32, FieldError> {
     let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
     let sent = fields.checked::<i64>("priority", "a 32-bit integer", |sent| range.contains(sent))?;
     Ok(sent.map_or(0, |sent| sent as i32))
+}
+
+/// From now: what it waited for in front of this replica is not known here.
+fn begins_within(fields: &mut Fields) -> Result<Option<Duration>, FieldError> {
+    let sent = fields.number(DEADLINE, 1..=MAX_DEADLINE_MS)?;
+    Ok(sent.map(|ms: u32| Duration::from_millis(ms.into())))
 }
 
 /// What a client tells its cached prompts apart by.
@@ -487,6 +500,9 @@ mod tests {
             ("prompt_logprobs", "21"),
             ("priority", "2147483648"),
             ("priority", "0.5"),
+            ("deadline_ms", "0"),
+            ("deadline_ms", "86400001"),
+            ("deadline_ms", "\"5s\""),
             ("cache_salt", "\"\""),
             ("bad_words", "[\"\"]"),
             ("bad_words", "\"a\""),

@@ -23,6 +23,7 @@ use crate::{
         neutral::{neutral, take_all},
         params::{Truncation, both_salts, cache_salt, priority, truncation},
         prompt_work,
+        stream::{has_failed, stopped},
     },
     replica::Served,
 };
@@ -324,7 +325,9 @@ impl<'a> Asking<'a> {
                 let told = first(stream, open).await?;
                 let of = |token| told.top.iter().find(|told| told.token == token).map(|told| f64::from(told.logprob));
                 let [said, denied] = tokens.map(of);
-                said.zip(denied).map(|(said, denied)| said - denied).ok_or_else(|| open.failed("it scored nothing"))
+                said.zip(denied)
+                    .map(|(said, denied)| said - denied)
+                    .ok_or_else(|| open.failed(&FinishReason::Error("it scored nothing".to_owned())))
             }
             // It tells of the token that it draws: each of them is drawn, the second behind a prompt that is in the cache.
             Err(RejectReason::NotOnThisDevice { .. }) => {
@@ -353,11 +356,11 @@ async fn first(mut stream: stoker_engine::RequestStream, open: &Arrival) -> Resu
     while let Some(event) = stream.next().await {
         match event {
             RequestEvent::Delta { logprobs, .. } => told = told.or(logprobs.into_iter().next()),
-            RequestEvent::Finished { reason: FinishReason::Error(reason), .. } => return Err(open.failed(&reason)),
+            RequestEvent::Finished { reason, .. } if has_failed(&reason) => return Err(open.failed(&reason)),
             RequestEvent::Prompt(_) | RequestEvent::Embedding(_) | RequestEvent::Finished { .. } => {}
         }
     }
-    told.ok_or_else(|| open.failed("it stopped"))
+    told.ok_or_else(|| open.failed(&stopped()))
 }
 
 /// Texts, each without what is beyond so many tokens.

@@ -155,14 +155,23 @@ fn failure(error: &ApiError) -> Bytes {
     frames.into()
 }
 
-/// The wire name of a reason that ends a choice well, or why it failed.
-pub(crate) fn finish_name(reason: &FinishReason) -> Result<&'static str, String> {
+/// The wire name of a reason that ends a choice well, or the reason why it failed.
+pub(crate) fn finish_name(reason: FinishReason) -> Result<&'static str, FinishReason> {
     match reason {
         FinishReason::Stop => Ok("stop"),
         FinishReason::Length => Ok("length"),
-        FinishReason::Abort => Err("it was aborted".to_owned()),
-        FinishReason::Error(reason) => Err(reason.clone()),
+        FinishReason::Abort | FinishReason::Expired | FinishReason::Error(_) => Err(reason),
     }
+}
+
+/// Whether a choice ended without an answer, before anybody asked for its end.
+pub(crate) fn has_failed(reason: &FinishReason) -> bool {
+    matches!(reason, FinishReason::Expired | FinishReason::Error(_))
+}
+
+/// What is known of a choice whose engine says nothing any more.
+pub(crate) fn stopped() -> FinishReason {
+    FinishReason::Error("it stopped".to_owned())
 }
 
 fn data_frame(body: &impl Serialize) -> String {
@@ -256,8 +265,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_one_error_frame_then_done() {
-        let error = finish_name(&FinishReason::Error("out of luck".into())).unwrap_err();
-        let frames = text(failure(&ApiError::engine_failed(&error)));
+        let frames = text(failure(&ApiError::engine_failed("out of luck")));
         assert!(frames.starts_with("data: {\"error\":{\"message\":") && frames.contains("out of luck"), "{frames}");
         assert!(frames.ends_with(DONE));
     }

@@ -31,6 +31,7 @@ impl RequestSpan {
         let took = timing.map_or(Duration::ZERO, |timing| Duration::from_secs_f64(timing.e2e_seconds.max(0.0)));
         let error = match reason {
             FinishReason::Error(reason) => Some(reason.clone()),
+            FinishReason::Expired => Some("its deadline passed before it began".to_owned()),
             FinishReason::Stop | FinishReason::Length | FinishReason::Abort => None,
         };
         let mut attributes = vec![
@@ -59,6 +60,6 @@ fn finish_word(reason: &FinishReason) -> Option<&'static str> {
         FinishReason::Stop => Some("stop"),
         FinishReason::Length => Some("length"),
         FinishReason::Abort => Some("abort"),
-        FinishReason::Error(_) => None,
+        FinishReason::Expired | FinishReason::Error(_) => None,
     }
 }

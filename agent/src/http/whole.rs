@@ -18,6 +18,7 @@ use crate::http::{
     choices::{Choices, Collected, Completion, Taken},
     error::ApiError,
     passage::{MODEL, Mark},
+    stream::{has_failed, stopped},
     usage::{UsageBody, UsageSum},
 };
 
@@ -80,11 +81,11 @@ impl<B: Serialize, W: FnOnce(Vec<Completion>, UsageBody) -> B> Telling<W> {
             self.collected.take(index, event).map_err(|reason| self.choices.failed(&reason))?;
         }
         match tokio::time::timeout(ALIVE_PERIOD, self.choices.next()).await {
-            Ok(Some((_, RequestEvent::Finished { reason: FinishReason::Error(reason), .. }))) => {
+            Ok(Some((_, RequestEvent::Finished { reason, .. }))) if has_failed(&reason) => {
                 return Err(self.choices.failed(&reason));
             }
             Ok(Some(first)) => self.first = Some(first),
-            Ok(None) => return Err(self.choices.failed("it stopped")),
+            Ok(None) => return Err(self.choices.failed(&stopped())),
             Err(_) => {}
         }
         Ok(())
@@ -104,7 +105,7 @@ impl<B: Serialize, W: FnOnce(Vec<Completion>, UsageBody) -> B> Telling<W> {
                 Ok(Some((index, event))) => {
                     self.collected.take(index, event).map(|taken| taken.map(|taken| (index, taken)))
                 }
-                Ok(None) => Err("it stopped".to_owned()),
+                Ok(None) => Err(stopped()),
                 Err(_) => break Mark::Nothing,
             };
             match taken {
@@ -128,7 +129,7 @@ impl<B: Serialize, W: FnOnce(Vec<Completion>, UsageBody) -> B> Telling<W> {
     }
 
     /// What ends this replica does not end the answer: another one may go on.
-    fn fail(&mut self, reason: &str) -> Option<Bytes> {
+    fn fail(&mut self, reason: &FinishReason) -> Option<Bytes> {
         let writing = self.writing.take()?;
         if self.choices.is_given_up() {
             return Some(Mark::Elsewhere.behind(&Bytes::new()));

@@ -128,6 +128,32 @@ async fn ten_thousand_stop_strings_are_refused_with_the_limit_and_the_way_out() 
 }
 
 #[tokio::test]
+async fn a_request_that_has_not_begun_by_its_deadline_ends_by_that_name_and_is_counted() {
+    let agent = Agent::slow(EngineLimits { max_num_seqs: Some(1), ..EngineLimits::default() });
+    let mut first = agent.open_stream().await;
+    for (path, extra) in [
+        ("/v1/chat/completions", json!({})),
+        ("/v1/chat/completions", json!({"stream": true})),
+        ("/v1/chat/completions", json!({"n": 2})),
+        ("/v1/completions", json!({"prompt": "x"})),
+    ] {
+        let mut body = if path.ends_with("chat/completions") { chat(extra) } else { extra };
+        body["deadline_ms"] = json!(20);
+        let (status, answer) = agent.post(path, body).await;
+        let error = &answer["error"];
+        assert_eq!((status.as_u16(), &error["code"]), (504, &json!("deadline_exceeded")), "{answer}");
+        assert_eq!((&error["param"], &error["type"]), (&json!("deadline_ms"), &json!("server_error")));
+    }
+    assert!(first.next().await.is_some(), "who runs goes on");
+    agent.wait_until("nobody waits", |load| load.waiting == 0).await;
+    drop(first);
+    // In time, and one that needs no waiting.
+    let (status, answer) =
+        agent.post("/v1/completions", json!({"prompt": "x", "max_tokens": 2, "deadline_ms": 60_000})).await;
+    assert_eq!(status, 200, "{answer}");
+}
+
+#[tokio::test]
 async fn contradictory_pairs_are_refused_by_one_of_their_names() {
     let agent = Agent::with_template(SimScript::default(), CALLS);
     let function = |name: &str| json!({"type": "function", "function": {"name": name}});

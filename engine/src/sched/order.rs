@@ -1,12 +1,15 @@
-//! Who comes first: the smaller priority, of equals who was submitted before. The line and the running sequences are kept in
+//! Who comes first: the smaller priority, of equals the earlier deadline, then who was submitted before. The line and the running sequences are kept in
 //! this order, so the last one is the one to preempt.
 
-use super::SchedState;
-use crate::sequence::Sequence;
+use std::time::Instant;
 
-/// A sequence's place among all.
-pub(super) fn rank(sequence: &Sequence) -> (i32, u64) {
-    (sequence.request.priority, sequence.id.0)
+use super::SchedState;
+use crate::{request::FinishReason, sequence::Sequence};
+
+/// A sequence's place among all. Who has no deadline comes behind all of its priority that have one.
+pub(super) fn rank(sequence: &Sequence) -> (i32, bool, Option<Instant>, u64) {
+    let request = &sequence.request;
+    (request.priority, request.deadline.is_none(), request.deadline, sequence.id.0)
 }
 
 impl SchedState {
@@ -14,6 +17,18 @@ impl SchedState {
     pub(super) fn enter_line(&mut self, sequence: Sequence) {
         let place = self.waiting.partition_point(|other| rank(other) < rank(&sequence));
         self.waiting.insert(place, sequence);
+    }
+
+    /// Marks whoever has not begun by its deadline to leave at the next step. Who has, here or elsewhere, goes on however late it is:
+    /// somebody reads its answer.
+    pub fn expire(&mut self, now: Instant) {
+        let is_late = |sequence: &&mut Sequence| {
+            let has_begun = sequence.started || sequence.request.resume.is_some();
+            !has_begun && sequence.request.deadline.is_some_and(|deadline| deadline <= now)
+        };
+        for sequence in self.waiting.iter_mut().filter(is_late) {
+            sequence.leaving.get_or_insert(FinishReason::Expired);
+        }
     }
 
     /// Newcomers are at the end until nobody knows their place there any more.

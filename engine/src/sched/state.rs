@@ -50,7 +50,7 @@ impl SchedLimits {
 /// The scheduler's whole state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedState {
-    /// Requests without blocks, in the order they will start: by priority, then as they were submitted.
+    /// Requests without blocks, in the order they will start: by priority, deadline, then as they were submitted.
     pub waiting: VecDeque<Sequence>,
     /// Sequences that hold blocks, in the same order when a step is planned; the last one is preempted first.
     pub running: Vec<Sequence>,

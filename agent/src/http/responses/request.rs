@@ -13,7 +13,7 @@ use crate::http::{
 };
 
 /// Fields that mean the same in both APIs, and what they are called there. Behind OpenAI's, those of chat that this API takes too.
-const SAME: [(&str, &str); 28] = [
+const SAME: [(&str, &str); 29] = [
     ("model", "model"),
     ("max_output_tokens", "max_completion_tokens"),
     ("temperature", "temperature"),
@@ -41,6 +41,7 @@ const SAME: [(&str, &str); 28] = [
     ("thinking_token_budget", "thinking_token_budget"),
     ("request_id", "request_id"),
     ("priority", "priority"),
+    ("deadline_ms", "deadline_ms"),
     ("cache_salt", "cache_salt"),
 ];
 
