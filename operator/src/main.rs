@@ -79,6 +79,10 @@ struct Args {
     /// Bytes that such a directory may hold. Default: what its disk has.
     #[arg(long, value_name = "BYTES", requires = "model_cache")]
     model_cache_limit: Option<u64>,
+    /// URL of a collector (OTLP over HTTP) that agents send spans of requests to, where a deployment's pod.env does not say. A change of
+    /// it is another revision of every deployment. Default: none.
+    #[arg(long, value_name = "URL")]
+    agent_otlp_endpoint: Option<String>,
     /// Watch this namespace only. Default: all namespaces.
     #[arg(long, env = "STOKER_NAMESPACE")]
     namespace: Option<String>,
@@ -162,6 +166,7 @@ async fn main() -> anyhow::Result<()> {
             node_cache: args.model_cache,
             node_cache_limit: args.model_cache_limit,
         },
+        otlp_endpoint: args.agent_otlp_endpoint,
     };
     let options = controller::Options {
         namespace: args.namespace,

@@ -45,6 +45,9 @@ const LOGIN_KEY: &str = ".dockerconfigjson";
 /// What NVIDIA's device plugin calls a GPU.
 pub(crate) const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
+/// What agents, and most programs, read a collector's URL from.
+const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+
 /// How long waiting is no fault, where the deployment does not say.
 pub const PROGRESS_DEADLINE: SignedDuration = SignedDuration::from_mins(10);
 
@@ -64,6 +67,8 @@ pub struct Defaults {
     pub peers: Option<Peers>,
     /// How models are fetched.
     pub models: ModelDefaults,
+    /// Where agents send spans of requests whose deployment does not say; `None`: nowhere.
+    pub otlp_endpoint: Option<String>,
 }
 
 /// How models are fetched where a deployment does not say.
@@ -479,9 +484,21 @@ fn replica_inputs(
         topology_spread_constraints: pod.topology_spread_constraints,
         runtime_class_name: pod.runtime_class_name,
         scheduler_name: pod.scheduler_name,
-        env: pod.env,
+        env: env(pod.env, defaults),
         volumes: pod.volumes,
     })
+}
+
+/// What a deployment says of a collector itself counts, nothing included.
+fn env(mut asked: Vec<EnvVariable>, defaults: &Defaults) -> Vec<EnvVariable> {
+    let is_said = asked.iter().any(|variable| variable.name == OTLP_ENDPOINT);
+    let collector = defaults.otlp_endpoint.clone().filter(|_| !is_said);
+    asked.extend(collector.map(|url| EnvVariable {
+        name: OTLP_ENDPOINT.to_owned(),
+        value: Some(url),
+        value_from: None,
+    }));
+    asked
 }
 
 /// A model source as the container sees it.

@@ -102,6 +102,29 @@ fn volumes_are_mounted_to_be_read_unless_they_are_there_to_be_written() {
     check("{}", "/volumes/2", "null");
 }
 
+#[test]
+fn agents_are_told_the_collector_unless_their_deployment_names_one() {
+    let env = |pod: &str, otlp_endpoint: Option<&str>| {
+        let otlp_endpoint = otlp_endpoint.map(str::to_owned);
+        let defaults = Defaults { agent_image: "agent:1".into(), otlp_endpoint, ..Defaults::default() };
+        let desired = desired(&validate(&deployment(&yaml(pod)), &defaults).unwrap(), "");
+        let env = serde_json::to_value(desired.pod(0)).unwrap()["spec"]["containers"][0]["env"].clone();
+        let of_collector = |variable: &&Value| variable["name"] == "OTEL_EXPORTER_OTLP_ENDPOINT";
+        let values: Vec<Value> =
+            env.as_array().unwrap().iter().filter(of_collector).map(|one| one["value"].clone()).collect();
+        (values, desired.revision.clone())
+    };
+    let collector = Some("http://collector:4318");
+    let (none, plain) = env("{}", None);
+    assert!(none.is_empty());
+    let (told, traced) = env("{}", collector);
+    assert_eq!(told, ["http://collector:4318"]);
+    assert_ne!(plain, traced, "agents read it when they start");
+    let own = "{env: [{name: OTEL_EXPORTER_OTLP_ENDPOINT, value: 'http://own:4318'}]}";
+    assert_eq!(env(own, collector), env(own, None), "the deployment's own counts, whatever the chart says");
+    assert_eq!(env(own, collector).0, ["http://own:4318"]);
+}
+
 /// What the pod of a deployment with these resources and parallelism asks for and what its agent is told: GPUs and ranks.
 fn gpus_of(resources: &str, parallelism: &str) -> (Value, Value, Value) {
     let mut deployment = deployment(&json!({}));

@@ -55,6 +55,7 @@ const SHAPES: [&[&str]; 9] = [
         "gateway.holdSeconds=90",
         "gateway.endpointPicker.enabled=true",
         "gateway.endpointPicker.failureMode=FailOpen",
+        "traces.otlpEndpoint=http://collector.tracing:4318",
         "networkPolicy.enabled=true",
         "platformIds=true",
         "metrics.dashboard.enabled=true",
@@ -201,6 +202,20 @@ fn what_deployments_may_name_reaches_the_operator() {
         assert!(text.contains(&format!("            - {argument}\n")), "{argument}: {text}");
     }
     assert!(refusal(&[&IMAGES[..], &["models.hub.endpoint=hub"]].concat()).contains("/models/hub/endpoint"));
+}
+
+#[test]
+fn one_collector_is_told_to_gateways_and_by_the_operator_to_agents() {
+    if cannot_run("one_collector_is_told_to_gateways_and_by_the_operator_to_agents") {
+        return;
+    }
+    assert!(!manifests(&GATEWAY).contains("otlp-endpoint"));
+    let text = manifests(&[GATEWAY[0], GATEWAY[1], "traces.otlpEndpoint=http://collector:4318"]);
+    for argument in ["--otlp-endpoint", "--agent-otlp-endpoint"] {
+        let line = format!("            - \"{argument}=http://collector:4318\"\n");
+        assert_eq!(text.matches(&line).count(), 1, "{argument}: {text}");
+    }
+    assert!(refusal(&[&IMAGES[..], &["traces.otlpEndpoint=collector"]].concat()).contains("/traces/otlpEndpoint"));
 }
 
 #[test]
