@@ -50,11 +50,12 @@ struct GemmShape {
   Int4Format int4 = {};
 };
 
-// Of quantised operands, one a row; null where they are bf16. Beside codes x has sums of each 128 of its numbers, too, [k / 128][stride].
+// Of quantised operands, one a row; null where they are bf16. Beside codes x has sums of each 128 of its numbers, too, as digits (quantise.cuh),
+// [k / 128][stride].
 struct Scales {
   const float* w;
   const float* x;
-  const float* sums = nullptr;
+  const uint4* sums = nullptr;
   int sums_stride = 0, n_sums = 0;
 };
 
@@ -144,7 +145,7 @@ struct Gemm {
     return s.rows / kInt4Rows * (kStageCodePanels / 2 * s.int4.n_units) * kInt4GroupBytes;
   }
   // Of rows of x that lie beside codes, a panel each.
-  static __device__ __forceinline__ uint32_t sums_bytes(const GemmShape& s) { return kBesideE4m3 ? kPanels * s.x_rows * sizeof(float) : 0; }
+  static __device__ __forceinline__ uint32_t sums_bytes(const GemmShape& s) { return kBesideE4m3 ? kPanels * s.x_rows * sizeof(uint4) : 0; }
   // Where x begins in a stage.
   static __device__ __forceinline__ uint32_t w_bytes(const GemmShape& s) {
     if constexpr (kIsInt4) return (codes_bytes(s) + groups_bytes(s) + sums_bytes(s) + 1023) / 1024 * 1024;
@@ -171,7 +172,7 @@ struct Gemm {
     if constexpr (kIsInt4) {
       const int first = first_value(s, step, 0), tile_row = tile.n / kInt4Rows;
       copy_box(stage, maps.values, 0, first * kCodePanels / kPanelValues, tile_row, full);
-      copy_box(stage + codes_bytes(s), maps.groups, 0, first * kCodePanels / kInt4Step * s.int4.n_units, tile_row, full);
+      copy_box(stage + codes_bytes(s) + sums_bytes(s), maps.groups, 0, first * kCodePanels / kInt4Step * s.int4.n_units, tile_row, full);
     } else {
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
@@ -182,7 +183,7 @@ struct Gemm {
 
   static __device__ __forceinline__ void load_sums(const GemmShape& s, const Scales& dequantise, uint32_t target, Tile tile, int step,
                                                    uint64_t* full) {
-    const uint32_t n_bytes = s.x_rows * sizeof(float);
+    const uint32_t n_bytes = s.x_rows * sizeof(uint4);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       // Behind the depth weights have scales of 0, so any sums will do there.
@@ -206,7 +207,7 @@ struct Gemm {
       }
       return;
     }
-    if constexpr (kBesideE4m3) load_sums(s, dequantise, stage + codes_bytes(s) + groups_bytes(s), tile, step, full);
+    if constexpr (kBesideE4m3) load_sums(s, dequantise, stage + codes_bytes(s), tile, step, full);
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       const uint32_t rows = target + (panel * kColumns + first) * kRowBytes;
@@ -343,15 +344,14 @@ struct Gemm {
     release(barriers, last);
   }
 
-  // The sums of a tile of codes beside rows of e4m3, whose groups are of 128 values, one a panel: scale * (512 * sum of the codes' numbers -
-  // zero * sum of x). Each warpgroup waits for its own products; others multiply while it adds, the better the more there are.
+  // The sums of a tile of codes beside rows of e4m3, whose groups are of 128 values, one a panel: 512 * scale * (products of the codes' numbers,
+  // and of the zero point's with those that add up to the negative sum of x). Each warpgroup waits for its own products; others multiply while it adds, the better the more there are.
   static __device__ __forceinline__ void sum_beside_e4m3(float (&c)[kColumns / 8][4], const GemmShape& s, Barriers& barriers, uint32_t stages,
                                                          Slot& slot) {
     constexpr int kSteps = kInt4Step / 32, kStageWords = kStageCodePanels * kPanelValues / 16;
     const int lane = threadIdx.x % kWarp, tile = min(static_cast<int>(threadIdx.x) / kWarp, s.rows / kInt4Rows - 1);
     const uint32_t own_codes = tile * kStageWords * kWarp * 4 + lane * 16;
-    const uint32_t own_groups = codes_bytes(s) + tile * kPanels * kInt4GroupBytes + lane / 4 * 8;
-    const uint32_t own_sums = codes_bytes(s) + groups_bytes(s) + lane % 4 * 8;
+    const uint32_t own_groups = codes_bytes(s) + sums_bytes(s) + tile * kPanels * kInt4GroupBytes + lane / 4 * 8;
     float part[kColumns / 8][4];
     clear(c);
     clear(part);
@@ -368,31 +368,22 @@ struct Gemm {
           pin(a[i]);
         }
         const Int4Group group = load_group(stage + own_groups + panel * kInt4GroupBytes);
+        // Of half of a product's depth: the other half is the same sums.
+        uint32_t zeros[4] = {group.zeros(group.upper), group.zeros(group.lower), 0, 0};
+        pin(zeros);
         begin_products();
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
           const uint64_t b = tile_descriptor(x + panel * kColumns * kRowBytes + i * 32, 0, 1024);
           wgmma_registers_e4m3(part, a[i], b, i > 0);
         }
+        wgmma_registers_e4m3(part, zeros, narrow_descriptor(stage + codes_bytes(s) + panel * s.x_rows * sizeof(uint4)), true);
         commit_products();
         wait_for_products<0>();
         pin(part);
-        add_beside_e4m3(c, part, Int4GroupBesideE4m3(group, s.int4.is_f16), stage + own_sums + panel * s.x_rows * sizeof(float));
+        add_group(c, part, 512.f * group.scale(group.upper, s.int4.is_f16), 512.f * group.scale(group.lower, s.int4.is_f16));
       }
       release(barriers, slot.at);
-    }
-  }
-
-  static __device__ __forceinline__ void add_beside_e4m3(float (&c)[kColumns / 8][4], const float (&part)[kColumns / 8][4],
-                                                         const Int4GroupBesideE4m3& of, uint32_t sums) {
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-      // Of rows of x that are not there, whatever lies there.
-      const float2 x = load_float2(sums + 32 * j);
-      c[j][0] = fmaf(of.upper, part[j][0], fmaf(of.upper_zero, x.x, c[j][0]));
-      c[j][1] = fmaf(of.upper, part[j][1], fmaf(of.upper_zero, x.y, c[j][1]));
-      c[j][2] = fmaf(of.lower, part[j][2], fmaf(of.lower_zero, x.x, c[j][2]));
-      c[j][3] = fmaf(of.lower, part[j][3], fmaf(of.lower_zero, x.y, c[j][3]));
     }
   }
 

@@ -43,17 +43,8 @@ struct Int4Group {
   }
   // In both halves of a pair.
   __device__ __forceinline__ static uint32_t zero(uint32_t word) { return __byte_perm(word, 0, 0x3232); }
-};
-
-// Of the same group beside rows of e4m3: what a sum of codes' numbers is multiplied with, and one of x.
-struct Int4GroupBesideE4m3 {
-  float upper, upper_zero, lower, lower_zero;
-
-  __device__ __forceinline__ Int4GroupBesideE4m3(const Int4Group& group, bool is_f16) {
-    const float up = group.scale(group.upper, is_f16), low = group.scale(group.lower, is_f16);
-    upper = 512.f * up, upper_zero = up * (128.f - high_half(group.upper));
-    lower = 512.f * low, lower_zero = low * (128.f - high_half(group.lower));
-  }
+  // In each byte, where it is a number of e4m3 as codes are.
+  __device__ __forceinline__ static uint32_t zeros(uint32_t word) { return __byte_perm(word, 0, 0x2222); }
 };
 
 // (128 + code) - (128 + zero) of both halves: both are integers that bf16 holds.

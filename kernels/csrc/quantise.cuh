@@ -10,6 +10,8 @@
 namespace stoker {
 
 constexpr float kE4m3Max = 448.f;
+// Of rows beside codes: an eighth of the sum of 128 numbers is no larger than 448.
+constexpr float kBesideCodesMax = 28.f;
 
 // Every thread of the block gets the largest. `scratch` holds 32 floats.
 __device__ __forceinline__ float block_max(float x, float* scratch) {
@@ -46,12 +48,28 @@ struct Vectors {
   }
 };
 
-// What products of codes want of a row besides (gemm_int4_e4m3_sm90.cu): its numbers zipped, and the sum of each 128 of them at
+// What products of codes want of a row besides (gemm_int4_e4m3_sm90.cu): its numbers zipped, and the sum of each 128 of them, as digits, at
 // [n / 128][stride]. Null for all others. The row's width is a multiple of 128 then.
 struct GroupSums {
-  float* sums = nullptr;
+  uint4* sums = nullptr;
   int stride = 0;
 };
+
+// A sum of 128 numbers with the opposite sign, as 16 of e4m3 that add up to it: eight times an eighth, then what is left four times. Exactly:
+// numbers are multiples of 2^-9, and the eighth misses by at most 16, the others by a sixteenth of what is left.
+__device__ __forceinline__ uint4 sum_digits(float sum) {
+  const auto take = [](float& left, float times, float of) {
+    const uint32_t digit = __nv_cvt_float_to_fp8(of, __NV_SATFINITE, __NV_E4M3);
+    left -= times * __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<__nv_fp8_storage_t>(digit), __NV_E4M3)));
+    return digit;
+  };
+  float left = -sum;
+  const uint32_t eighth = take(left, 8.f, left / 8.f) * 0x01010101u;
+  uint32_t rest = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) rest |= take(left, 1.f, left) << 8 * i;
+  return make_uint4(eighth, eighth, rest, 0);
+}
 
 // Of two neighbouring lanes' 16 numbers the two halves in turn: 0 8 1 9 and so on.
 __device__ __forceinline__ uint2 zipped(uint2 codes, uint32_t lanes) {
@@ -78,7 +96,7 @@ __device__ __forceinline__ uint2 beside_codes(uint2 codes, const GroupSums& grou
   float sum = sum_of_e4m3(codes.x) + sum_of_e4m3(codes.y);
 #pragma unroll
   for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(lanes, sum, distance);
-  if (threadIdx.x % 16 == 0) groups.sums[static_cast<size_t>(group) * groups.stride + blockIdx.x] = sum;
+  if (threadIdx.x % 16 == 0) groups.sums[static_cast<size_t>(group) * groups.stride + blockIdx.x] = sum_digits(sum);
   return zipped(codes, lanes);
 }
 
@@ -93,7 +111,7 @@ __device__ __forceinline__ void quantise_row(uint2* row, float* row_scale, const
     for (int e = 0; e < 8; ++e) largest = fmaxf(largest, fabsf(value[j][e]));
   }
   largest = block_max(largest, scratch);
-  const float scale = largest > 0.f ? largest / kE4m3Max : 1.f;
+  const float scale = largest > 0.f ? largest / (groups.sums != nullptr ? kBesideCodesMax : kE4m3Max) : 1.f;
   if (threadIdx.x == 0) *row_scale = scale;
 #pragma unroll
   for (int j = 0; j < kVecs; ++j) {

@@ -25,6 +25,11 @@ __device__ __forceinline__ uint64_t tile_descriptor(uint32_t address, uint32_t h
   return field(address) | field(half) << 16 | field(group) << 32 | kSwizzle128;
 }
 
+// The same of 16-byte rows of eight, 128 bytes a group and one behind the other, not swizzled: both halves of a depth of 32 bytes are the same.
+__device__ __forceinline__ uint64_t narrow_descriptor(uint32_t address) {
+  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(128 >> 4) << 32;
+}
+
 // Accumulators may have been written by ordinary instructions before this.
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 

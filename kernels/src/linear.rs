@@ -47,7 +47,7 @@ pub struct Quantised<'a> {
     /// One a row.
     pub scales: CudaView<'a, f32>,
     /// Where codes are what they are multiplied with.
-    pub beside: Option<BesideCodes<CudaView<'a, f32>>>,
+    pub beside: Option<BesideCodes<CudaView<'a, u8>>>,
     /// When.
     pub written: Written,
 }

@@ -3,14 +3,15 @@
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use half::bf16;
-use stoker_fit::gpu::BESIDE_CODES_STRIDE;
-pub use stoker_fit::gpu::beside_codes_sums;
+pub use stoker_fit::gpu::beside_codes_bytes;
+use stoker_fit::gpu::{BESIDE_CODES_STRIDE, SUM_DIGITS};
 
 use crate::{
     Device, KernelError, Kernels, check_len, check_room, codes,
     int4::{GroupSize, Int4View},
     launch::{self, Residual, Rows, refused},
     linear::{Quantised, Written},
+    reference::sum_digits,
     sys::Launch,
 };
 
@@ -20,6 +21,8 @@ pub(crate) const E4M3_WHOLE: usize = 16;
 const WIDE_GROUP: usize = GroupSize::G128.values();
 /// The largest number of e4m3.
 pub const E4M3_MAX: f32 = 448.0;
+/// The largest that rows beside codes are scaled to: 128 of these are no more than eight of the largest number.
+pub const BESIDE_CODES_MAX: f32 = 28.0;
 
 /// Device memory for rows in e4m3.
 #[derive(Debug)]
@@ -27,14 +30,14 @@ pub struct QuantisedRows {
     values: CudaSlice<u8>,
     scales: CudaSlice<f32>,
     /// Empty where no rows are beside codes.
-    sums: CudaSlice<f32>,
+    sums: CudaSlice<u8>,
 }
 
-/// What products of codes want of rows besides: in each 16 numbers of a row the two halves in turn (0 8 1 9 and so on), and the sum of each
-/// 128. At [width / 128][stride].
+/// What products of codes want of rows besides: in each 16 numbers of a row the two halves in turn (0 8 1 9 and so on), numbers up to
+/// [`BESIDE_CODES_MAX`], and the sum of each 128 as [`sum_digits`] writes it, at [width / 128][stride][`SUM_DIGITS`].
 #[derive(Debug)]
 pub struct BesideCodes<View> {
-    /// Of numbers without their scales.
+    /// Digits of sums of numbers without their scales.
     pub sums: View,
     /// From one 128 of a row to its next.
     pub stride: usize,
@@ -48,10 +51,10 @@ pub struct QuantisedMut<'a> {
     /// One a row.
     pub scales: CudaViewMut<'a, f32>,
     /// Where codes are what they are multiplied with.
-    pub beside: Option<BesideCodes<CudaViewMut<'a, f32>>>,
+    pub beside: Option<BesideCodes<CudaViewMut<'a, u8>>>,
 }
 
-/// `out = e4m3(x / scale)` by rows, `scale` the largest of the row by [`E4M3_MAX`].
+/// `out = e4m3(x / scale)` by rows, `scale` the largest of the row by [`E4M3_MAX`], beside codes by [`BESIDE_CODES_MAX`].
 #[derive(Debug)]
 pub struct QuantiseRows<'a> {
     /// As many rows.
@@ -93,9 +96,9 @@ impl QuantisedRows {
         Ok(Self { values: device.zeros(n_values)?, scales: device.zeros(n_rows)?, sums: device.zeros(0)? })
     }
 
-    /// With room for so many sums of rows that are beside codes: [`beside_codes_sums`].
-    pub fn beside_codes(self, device: &Device, n_sums: usize) -> Result<Self, KernelError> {
-        Ok(Self { sums: device.zeros(n_sums)?, ..self })
+    /// With so many bytes for sums of rows that are beside codes: [`beside_codes_bytes`].
+    pub fn beside_codes(self, device: &Device, n_bytes: usize) -> Result<Self, KernelError> {
+        Ok(Self { sums: device.zeros(n_bytes)?, ..self })
     }
 
     /// With these numbers and scales.
@@ -113,10 +116,12 @@ impl QuantisedRows {
         const ZIPPED: usize = 16;
         let zip = |pairs: &[u8]| (0..ZIPPED).map(|at| pairs[at / 2 + at % 2 * (ZIPPED / 2)]).collect::<Vec<_>>();
         let zipped: Vec<u8> = numbers.chunks(ZIPPED).flat_map(zip).collect();
-        let mut sums = vec![0.0; beside_codes_sums(width)];
+        let mut sums = vec![0; beside_codes_bytes(width)];
         for (row, numbers) in numbers.chunks(width).enumerate() {
             for (group, numbers) in numbers.chunks(WIDE_GROUP).enumerate() {
-                sums[group * BESIDE_CODES_STRIDE + row] = numbers.iter().map(|code| codes::e4m3(*code)).sum();
+                let sum = numbers.iter().map(|code| codes::e4m3(*code)).sum();
+                let place = (group * BESIDE_CODES_STRIDE + row) * SUM_DIGITS;
+                sums[place..place + SUM_DIGITS].copy_from_slice(&sum_digits(sum));
             }
         }
         Ok(Self { values: device.holding(&zipped)?, scales: device.holding(scales)?, sums: device.holding(&sums)? })
@@ -146,7 +151,7 @@ impl QuantisedRows {
     }
 
     /// The sums of rows beside codes.
-    pub fn sums(&self) -> &CudaSlice<f32> {
+    pub fn sums(&self) -> &CudaSlice<u8> {
         &self.sums
     }
 
@@ -158,7 +163,7 @@ impl QuantisedRows {
 
     /// The same as they are beside codes.
     pub fn rows_beside_codes(&self, n_rows: usize, width: usize) -> Quantised<'_> {
-        let sums = self.sums.slice(..width / WIDE_GROUP * BESIDE_CODES_STRIDE);
+        let sums = self.sums.slice(..beside_codes_bytes(width));
         let beside = Some(BesideCodes { sums, stride: BESIDE_CODES_STRIDE });
         Quantised { beside, ..self.rows(n_rows, width) }
     }
@@ -177,7 +182,7 @@ impl QuantisedRows {
 
     /// The same as they are beside codes.
     pub fn rows_beside_codes_mut(&mut self, n_rows: usize, width: usize) -> QuantisedMut<'_> {
-        let sums = self.sums.slice_mut(..width / WIDE_GROUP * BESIDE_CODES_STRIDE);
+        let sums = self.sums.slice_mut(..beside_codes_bytes(width));
         let (values, scales) = (self.values.slice_mut(..n_rows * width), self.scales.slice_mut(..n_rows));
         QuantisedMut { values, scales, beside: Some(BesideCodes { sums, stride: BESIDE_CODES_STRIDE }) }
     }
@@ -241,7 +246,7 @@ impl QuantisedMut<'_> {
                 format!("{n_rows} rows of {width} are not {stride} of whole groups of {WIDE_GROUP}"),
             ));
         }
-        check_room(op, "sums", sums.len(), width / WIDE_GROUP * stride)
+        check_room(op, "sums", sums.len(), width / WIDE_GROUP * stride * SUM_DIGITS)
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use half::bf16;
+use stoker_fit::gpu::SUM_DIGITS;
 
 use crate::{
     codes,
@@ -33,11 +34,26 @@ pub fn bits_of_e4m3(x: f32) -> u8 {
     (0..=u8::MAX).find(is_it).expect("a number of e4m3 has a byte")
 }
 
-/// Numbers of e4m3, and the scale of each row.
-pub fn quantise_rows(x: &[f32], width: usize) -> (Vec<f32>, Vec<f32>) {
+/// The sum of 128 numbers up to [`BESIDE_CODES_MAX`](crate::quantise::BESIDE_CODES_MAX) with the opposite sign, as numbers of e4m3 that add up to it, exactly: eight
+/// times an eighth, then what is left four times.
+pub fn sum_digits(sum: f32) -> [u8; SUM_DIGITS] {
+    let mut digits = [0; SUM_DIGITS];
+    let eighth = e4m3(-sum / 8.0);
+    digits[..8].fill(bits_of_e4m3(eighth));
+    let mut left = -sum - 8.0 * eighth;
+    for digit in &mut digits[8..12] {
+        let next = e4m3(left);
+        *digit = bits_of_e4m3(next);
+        left -= next;
+    }
+    digits
+}
+
+/// Numbers of e4m3 up to `most`, and the scale of each row.
+pub fn quantise_rows(x: &[f32], width: usize, most: f32) -> (Vec<f32>, Vec<f32>) {
     let row = |row: &[f32]| {
         let largest = row.iter().fold(0f32, |largest, x| largest.max(x.abs()));
-        let scale = if largest > 0.0 { largest / E4M3_MAX } else { 1.0 };
+        let scale = if largest > 0.0 { largest / most } else { 1.0 };
         (row.iter().map(|x| e4m3(x / scale)).collect::<Vec<_>>(), scale)
     };
     let (rows, scales): (Vec<_>, Vec<_>) = x.chunks(width).map(row).unzip();
@@ -342,6 +358,7 @@ pub fn floor(tempered: &[f32], row: SampleRow) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quantise::BESIDE_CODES_MAX;
 
     #[test]
     fn attention_over_equal_keys_is_the_mean_of_the_values() {
@@ -359,6 +376,19 @@ mod tests {
         assert_eq!(attention(&row), [33.0, 34.0]);
         let newest = AttentionSpec { window: Some(1), ..row.spec };
         assert_eq!(attention(&AttentionRow { spec: newest, ..row }), [34.0, 35.0]);
+    }
+
+    #[test]
+    fn digits_add_up_to_the_sum_whatever_it_is() {
+        // All that 128 numbers may add up to: multiples of the smallest one.
+        let (most, step) = (128.0 * BESIDE_CODES_MAX, 2f32.powi(-9));
+        for nth in 0..=(most / step) as u32 {
+            let sum = nth as f32 * step;
+            for sum in [sum, -sum] {
+                let found: f32 = sum_digits(sum).into_iter().map(codes::e4m3).sum();
+                assert_eq!(found, -sum);
+            }
+        }
     }
 
     #[test]
@@ -382,7 +412,7 @@ mod tests {
 
     #[test]
     fn a_row_has_one_scale_and_a_row_of_zeros_has_one_too() {
-        let (numbers, scales) = quantise_rows(&[1.0, -2.0, 0.0, 0.0], 2);
+        let (numbers, scales) = quantise_rows(&[1.0, -2.0, 0.0, 0.0], 2, E4M3_MAX);
         assert_eq!((numbers, scales), (vec![224.0, -448.0, 0.0, 0.0], vec![2.0 / 448.0, 1.0]));
     }
 

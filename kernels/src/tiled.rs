@@ -3,6 +3,7 @@
 
 use cudarc::driver::{CudaView, DevicePtr, DevicePtrMut};
 use half::bf16;
+use stoker_fit::gpu::SUM_DIGITS;
 
 use crate::{
     KernelError, Kernels, check_len, check_room,
@@ -91,7 +92,7 @@ impl Kernels {
                 return Err(refused(OP, wanted.to_owned()));
             };
             let n_sums = k / GroupSize::G128.values();
-            check_room(OP, "sums", beside.sums.len(), n_sums * beside.stride)?;
+            check_room(OP, "sums", beside.sums.len(), n_sums * beside.stride * SUM_DIGITS)?;
             let launch = launch.read(&x.scales).read(&beside.sums).int(beside.stride).int(n_sums);
             return start(w.layout.pass(launch), op.shape, plan);
         }

@@ -22,9 +22,11 @@ pub const COUNT_MAX: usize = (1 << 20) - 1;
 /// Rows from which weights of four bits are widened to e4m3 for a product.
 pub const WIDENED_ROWS_MIN: usize = 256;
 /// Rows of e4m3 that weights of four bits in groups of 128 are multiplied beside as they are.
-pub const BESIDE_E4M3_ROWS: Range<usize> = 33..385;
+pub const BESIDE_E4M3_ROWS: Range<usize> = 33..641;
 /// Sums of a group of 128 values that such rows have room for; a product may read those of rows that are not there.
 pub const BESIDE_CODES_STRIDE: usize = 1024;
+/// Bytes of such a sum, which is a few numbers of e4m3; the same constant as in the kernels' `csrc/quantise.cuh`.
+pub const SUM_DIGITS: usize = 16;
 /// Most rows of an update of some rows; the same constant as `kScaledRows` in the kernels' `csrc/gemm_residual.cuh`.
 pub const UPDATE_ROWS_MAX: usize = 128;
 /// Values of the residual stream whose squares an update adds up at the least.
@@ -35,9 +37,9 @@ pub fn norm_tiles(width: usize) -> usize {
     width.div_ceil(NORM_TILE)
 }
 
-/// Sums that rows of so many values beside codes have room for.
-pub fn beside_codes_sums(width: usize) -> usize {
-    width / GroupSize::G128.values() * BESIDE_CODES_STRIDE
+/// Bytes of the sums that rows of so many values beside codes have room for.
+pub fn beside_codes_bytes(width: usize) -> usize {
+    width / GroupSize::G128.values() * BESIDE_CODES_STRIDE * SUM_DIGITS
 }
 
 /// What bounds every step.
@@ -145,7 +147,8 @@ impl Capacity {
         let shared = self.exchange(sizes, sizes.rank.of).map_or(0, |size| size.bytes());
         let bytes = self.max_rows * (2 * row_values + 4)
             + quantised
-            + 4 * (scales + self.code_sums(sizes))
+            + 4 * scales
+            + self.code_sums_bytes(sizes)
             + squares
             + sampled
             + scratch
@@ -176,10 +179,10 @@ impl Capacity {
         }
     }
 
-    /// Sums of what is quantised beside codes.
-    pub fn code_sums(&self, sizes: &DecoderSizes) -> usize {
+    /// Bytes of the sums of what is quantised beside codes.
+    pub fn code_sums_bytes(&self, sizes: &DecoderSizes) -> usize {
         let are_there = sizes.projections == WeightFormat::Int4 && self.only_speed_counts();
-        if are_there { beside_codes_sums(sizes.widest_input()) } else { 0 }
+        if are_there { beside_codes_bytes(sizes.widest_input()) } else { 0 }
     }
 
     /// Values and outputs of the projection that is widened from four bits to e4m3 for a product, at the most.

@@ -15,7 +15,7 @@ use crate::{
     int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
     launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_INT4_ROWS_MAX, SkinnyKernel, norm_tiles},
     linear::{Linear, Operand, Output, RowScale, Update},
-    quantise::{QuantisedMut, QuantisedRows, WidenInt4},
+    quantise::{BESIDE_CODES_MAX, E4M3_MAX, QuantisedMut, QuantisedRows, WidenInt4},
     reference,
 };
 
@@ -241,7 +241,7 @@ fn widened_weights(gpu: &mut Gpu, weights: &Weights, shape: GemmShape) -> Result
     let error = if is_same { 0.0 } else { f64::INFINITY };
     let mut outcomes = vec![Outcome { op: "widen_int4", case: format!("{case}: to the bit"), error, limit: 0.0 }];
 
-    let (x_numbers, x_scales) = reference::quantise_rows(&gpu.noise.normals(m * k), k);
+    let (x_numbers, x_scales) = reference::quantise_rows(&gpu.noise.normals(m * k), k, E4M3_MAX);
     let of = |numbers: &[f32], scales: &[f32]| -> Vec<f32> {
         numbers.chunks(k).zip(scales).flat_map(|(row, scale)| row.iter().map(move |x| x * scale)).collect()
     };
@@ -269,7 +269,7 @@ fn widened_weights(gpu: &mut Gpu, weights: &Weights, shape: GemmShape) -> Result
 fn beside_e4m3(gpu: &mut Gpu, weights: &Weights, shape: GemmShape) -> Result<Vec<Outcome>, KernelError> {
     const LIMIT: f64 = 2.0 * TWO_ROUNDINGS;
     let GemmShape { m, n, k } = shape;
-    let (numbers, scales) = reference::quantise_rows(&gpu.noise.normals(m * k), k);
+    let (numbers, scales) = reference::quantise_rows(&gpu.noise.normals(m * k), k, BESIDE_CODES_MAX);
     let x: Vec<f32> =
         numbers.chunks(k).zip(&scales).flat_map(|(row, scale)| row.iter().map(move |x| x * scale)).collect();
     let sums = reference::linear(&x, &weights.values, shape);

@@ -3,6 +3,8 @@
 
 use std::{fmt, str::FromStr};
 
+use stoker_fit::gpu::SUM_DIGITS;
+
 use super::{
     BAND, Depth, FIXED_BYTES, GemmBoxes, GemmPlan, PANEL_ROW_BYTES, SHARED_BYTES, STAGES_MAX,
     variant::{VARIANTS, Variant},
@@ -157,7 +159,7 @@ impl Tile {
         // Of x, of 128 values each, beside which are a group and two panels of codes.
         let (n_tiles, panels) = (self.rows / int4::TILE_ROWS, self.variant.beside_e4m3_panels());
         let w_bytes = n_tiles * panels * (2 * INT4_PANEL_BYTES + INT4_GROUP_BYTES);
-        let sums_bytes = panels * plan.x_rows * size_of::<f32>();
+        let sums_bytes = panels * plan.x_rows * SUM_DIGITS;
         let stage_bytes = (w_bytes + sums_bytes).next_multiple_of(1024) + panels * columns * PANEL_ROW_BYTES;
         let fixed_bytes = FIXED_BYTES + self.variant.staging_bytes();
         let n_stages = ((SHARED_BYTES - fixed_bytes) / stage_bytes).min(STAGES_MAX);

@@ -113,7 +113,7 @@ macro_rules! by_warps {
 }
 
 #[rustfmt::skip]
-pub(super) const VARIANTS: [Variant; 19] = [
+pub(super) const VARIANTS: [Variant; 17] = [
     variant!(1 x 8, 2, Alone, Bf16: Gemm1x8Bf16, F32: Gemm1x8F32, Gated: Gemm1x8Activated, Update: Gemm1x8Updated;
         GemmE4m31x8Bf16, GemmE4m31x8Activated;
         Bf16: GemmInt41x8Bf16, Gated: GemmInt41x8Activated, Update: GemmInt41x8Updated),
@@ -162,9 +162,7 @@ pub(super) const VARIANTS: [Variant; 19] = [
         GemmE4m32x128SplitBf16, GemmE4m32x128SplitActivated;
         Bf16: GemmInt42x128SplitBf16, Gated: GemmInt42x128SplitActivated;
         GemmInt4E4m32x128SplitBf16, GemmInt4E4m32x128SplitActivated),
-    beside_e4m3!(4 x 64, 1, SharesX, GemmInt4E4m34x64Bf16, GemmInt4E4m34x64Activated),
     beside_e4m3!(2 x 64, 2, SplitsDepth, GemmInt4E4m32x64SplitBf16, GemmInt4E4m32x64SplitActivated),
-    beside_e4m3!(4 x 64, 1, SplitsDepth, GemmInt4E4m34x64SplitBf16, GemmInt4E4m34x64SplitActivated),
     by_warps!(4 x 8, Alone, GemmInt44x8WarpsBf16, GemmInt44x8WarpsActivated, GemmInt44x8WarpsUpdated),
     by_warps!(4 x 16, Alone, GemmInt44x16WarpsBf16, GemmInt44x16WarpsActivated, GemmInt44x16WarpsUpdated),
     by_warps!(4 x 16, SplitsDepth, GemmInt44x16WarpsSplitBf16, GemmInt44x16WarpsSplitActivated, GemmInt44x16WarpsSplitUpdated),
@@ -212,7 +210,7 @@ impl Variant {
 
     /// 128 values of k each, of a stage of weights of four bits beside rows in e4m3.
     pub(super) fn beside_e4m3_panels(self) -> usize {
-        if self.columns <= 64 && self.warpgroups <= 2 { 2 } else { 1 }
+        if self.columns <= 64 { 2 } else { 1 }
     }
 
     /// 64 values of k each, of a stage of weights of four bits.

@@ -8,7 +8,7 @@ use stoker_kernels::{
     int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
     launch::{Epilogue, GemmShape},
     linear::{Linear, Operand, Output},
-    quantise::{QuantiseRows, QuantisedRows, WidenInt4, beside_codes_sums},
+    quantise::{QuantiseRows, QuantisedRows, WidenInt4, beside_codes_bytes},
 };
 
 use crate::{
@@ -88,7 +88,7 @@ fn beside_e4m3(gpu: &mut Gpu, report: &mut Report, case: &Case<'_>) -> Result<()
     let &Case { shape, epilogue, every_tile, .. } = case;
     let GemmShape { m, k, .. } = shape;
     let (rows, device) = (gpu.random(m * k)?, gpu.kernels.device().clone());
-    let mut x = QuantisedRows::zeros(&device, m * k, m)?.beside_codes(&device, beside_codes_sums(k))?;
+    let mut x = QuantisedRows::zeros(&device, m * k, m)?.beside_codes(&device, beside_codes_bytes(k))?;
     let out = x.rows_beside_codes_mut(m, k);
     gpu.kernels.quantise_rows(QuantiseRows { out, x: rows.as_view(), width: k })?;
     let n = gpu.kernels.properties().n_multiprocessors;

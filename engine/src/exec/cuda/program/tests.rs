@@ -318,10 +318,10 @@ fn what_is_widened_or_beside_codes_has_room_for_the_largest_projection_where_ste
         };
         let capacity = Capacity::new(&bounds);
         let sizes = shape.sizes();
-        (capacity.widened(&sizes), capacity.quantised_rows(&sizes), capacity.code_sums(&sizes))
+        (capacity.widened(&sizes), capacity.quantised_rows(&sizes), capacity.code_sums_bytes(&sizes))
     };
-    assert_eq!(of(255, fastest), ((0, 0), (255 * 14336, 255), 112 << 10));
-    assert_eq!(of(256, fastest), ((28672 * 4096, 28672), (256 * 14336, 256), 112 << 10));
+    assert_eq!(of(255, fastest), ((0, 0), (255 * 14336, 255), 112 << 14));
+    assert_eq!(of(256, fastest), ((28672 * 4096, 28672), (256 * 14336, 256), 112 << 14));
     let invariant = of(256, SplitPolicy::fixed(8192, 264));
     assert_eq!(invariant, ((0, 0), (0, 0), 0), "the batch-invariant mode quantises nothing");
 }
