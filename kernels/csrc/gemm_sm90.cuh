@@ -344,8 +344,8 @@ struct Gemm {
     release(barriers, last);
   }
 
-  // The sums of a tile of codes beside rows of e4m3, whose groups are of 128 values, one a panel: 512 * scale * (products of the codes' numbers,
-  // and of the zero point's with those that add up to the negative sum of x). Each warpgroup waits for its own products; others multiply while it adds, the better the more there are.
+  // The sums of a tile of codes beside rows of e4m3, whose groups are of 128 values, one a panel: scale * (products of the codes' numbers,
+  // and of the zero point's with those that add up to the negative sum of x), 512 times too small. Each warpgroup waits for its own products; others multiply while it adds, the better the more there are.
   static __device__ __forceinline__ void sum_beside_e4m3(float (&c)[kColumns / 8][4], const GemmShape& s, Barriers& barriers, uint32_t stages,
                                                          Slot& slot) {
     constexpr int kSteps = kInt4Step / 32, kStageWords = kStageCodePanels * kPanelValues / 16;
@@ -356,7 +356,8 @@ struct Gemm {
     clear(c);
     clear(part);
     for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
-      const uint32_t stage = stages + slot.at * stage_bytes(s), x = stage + w_bytes(s);
+      const uint32_t stage = stages + slot.at * stage_bytes(s);
+      const uint64_t x = tile_descriptor(stage + w_bytes(s), 0, 1024), sums = narrow_descriptor(stage + codes_bytes(s));
       wait_for(&barriers.full[slot.at], slot.parity);
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
@@ -374,14 +375,13 @@ struct Gemm {
         begin_products();
 #pragma unroll
         for (int i = 0; i < kSteps; ++i) {
-          const uint64_t b = tile_descriptor(x + panel * kColumns * kRowBytes + i * 32, 0, 1024);
-          wgmma_registers_e4m3(part, a[i], b, i > 0);
+          wgmma_registers_e4m3(part, a[i], moved(x, panel * kColumns * kRowBytes + i * 32), i > 0);
         }
-        wgmma_registers_e4m3(part, zeros, narrow_descriptor(stage + codes_bytes(s) + panel * s.x_rows * sizeof(uint4)), true);
+        wgmma_registers_e4m3(part, zeros, moved(sums, panel * s.x_rows * sizeof(uint4)), true);
         commit_products();
         wait_for_products<0>();
         pin(part);
-        add_group(c, part, 512.f * group.scale(group.upper, s.int4.is_f16), 512.f * group.scale(group.lower, s.int4.is_f16));
+        add_group(c, part, group.scale(group.upper, s.int4.is_f16), group.scale(group.lower, s.int4.is_f16));
       }
       release(barriers, slot.at);
     }
@@ -530,8 +530,8 @@ struct Gemm {
   static __device__ __forceinline__ void scale_sums(float (&c)[kOwnColumns / 8][4], const GemmShape& s, const Scales& scales, Tile tile, int end) {
     const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int row = threadIdx.x / 128 * kGroupRows + warp * 16 + g, n = tile.n + row;
-    // Those of codes are in their groups.
-    const float upper = kBesideE4m3 ? 1.f : n < s.n ? scales.w[n] : 0.f, lower = kBesideE4m3 ? 1.f : n + 8 < s.n ? scales.w[n + 8] : 0.f;
+    // Those of codes are in their groups, as of numbers that are 512 times as large.
+    const float upper = kBesideE4m3 ? 512.f : n < s.n ? scales.w[n] : 0.f, lower = kBesideE4m3 ? 512.f : n + 8 < s.n ? scales.w[n + 8] : 0.f;
 #pragma unroll
     for (int j = 0; j < kOwnColumns / 8; ++j) {
 #pragma unroll
