@@ -264,6 +264,7 @@ fn weights_of_four_bits_in_groups_of_128_are_beside_rows_of_e4m3_where_rows_are_
              quantise-Activated-beside-codes Down:Bf16 add+norm Head:F32 draw",
         );
     }
+    assert_eq!(brief(&llama.body(512).ops), brief(&llama.body(64).ops));
     let plain = "embed norm Qkv:Bf16 rope attend O:Bf16 add+norm GateUp:Gated Down:Bf16 add+norm Qkv:Bf16 rope";
     let narrow = AWQ.replace("128", "32");
     let (narrow, shape) = four_bits_as(&narrow, Numerics::Fastest, "LlamaForCausalLM", json!({}));
@@ -290,7 +291,7 @@ fn weights_of_four_bits_in_other_groups_are_widened_for_many_rows_the_more_where
     let (llama, _) = four_bits(Numerics::Fastest, "LlamaForCausalLM", json!({}));
     let most = "embed norm-quantised widen-Qkv Qkv:Bf16 rope attend quantise-Attended widen-O O:Bf16 add+norm-quantised \
                 widen-GateUp GateUp:Gated quantise-Activated widen-Down Down:Bf16 add+norm-quantised widen-Qkv Qkv:Bf16 rope";
-    assert_eq!([512, 8192].map(|n| brief(&llama.body(n).ops)), [most, most]);
+    assert_eq!([1024, 8192].map(|n| brief(&llama.body(n).ops)), [most, most]);
     // Its norms leave bf16: rows are quantised by launches of their own.
     let gemma = json!({"head_dim": 256, "num_attention_heads": 16, "sliding_window": 4096});
     let (gemma, _) = four_bits_as(&narrow, Numerics::Fastest, "Gemma2ForCausalLM", gemma);
