@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(judge("{\"category\": ", "length"), Some(Verdict::Short));
         assert!(reason(judge("{\"category\": ", "stop")).contains("EOF"));
         assert!(reason(judge(&good.replace('3', "6"), "stop")).contains("/stars"));
-        assert!(reason(judge(&good.replace("urgent", "hurry"), "stop")).contains("hurry"));
+        assert!(reason(judge(&good.replace(r#", "stars": 3"#, ""), "stop")).contains("stars"));
     }
 
     #[test]

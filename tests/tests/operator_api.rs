@@ -686,10 +686,11 @@ fn kubectl_explains_every_field_with_its_default() {
         "itlTargetMs",
         "quantization",
         "kvCacheDtype",
+        "trustRequestChatTemplate",
     ] {
         assert!(text.contains(field), "{text}");
     }
-    assert_eq!(text.matches("Default: ").count(), 13, "{text}");
+    assert_eq!(text.matches("Default: ").count(), 14, "{text}");
 }
 
 #[test]

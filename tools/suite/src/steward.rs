@@ -19,7 +19,7 @@ use rustix::{
 /// The argument that makes a process of this program a steward.
 pub(crate) const WORD: &str = "--part";
 /// Processes that a test started end with it, by their keeper; what goes on for longer is not waited for.
-const LEFT_BEHIND: Duration = Duration::from_secs(10);
+const LEFT_BEHIND: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(20);
 /// Of clock ticks: the kernel shows a hundred a second to everybody (USER_HZ).
 const TICKS_A_SECOND: f64 = 100.0;
