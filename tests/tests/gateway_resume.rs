@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use axum::{
     Router,
     body::{Body, Bytes},
@@ -48,6 +48,18 @@ enum Told {
 
 /// Strikes a replica in the middle of many streams; all must say what they say undisturbed. What the gateway logged.
 async fn check(blow: Blow, told: Told, gateway_args: &[&str]) -> Result<String> {
+    // On a busy machine a replica's answers may have ended before the blow comes.
+    const ATTEMPTS: usize = 5;
+    for _ in 0..ATTEMPTS {
+        if let Some(log) = attempt(blow, told, gateway_args).await? {
+            return Ok(log);
+        }
+    }
+    bail!("{blow:?}: no stream was met in {ATTEMPTS} attempts")
+}
+
+/// One blow; nothing if it met no stream.
+async fn attempt(blow: Blow, told: Told, gateway_args: &[&str]) -> Result<Option<String>> {
     let mut fleet = Fleet::start(2, gateway_args).await?;
     let cases = [cases(1, 250), whole_cases(1, 250)].concat();
     let expected = undisturbed(&fleet, &cases).await?;
@@ -77,9 +89,9 @@ async fn check(blow: Blow, told: Told, gateway_args: &[&str]) -> Result<String> 
     }
     let resumed = fleet.counted("stoker_gateway_resumed_total", "exact=\"true\"").await?;
     let unsure = fleet.counted("stoker_gateway_resumed_total", "exact=\"false\"").await?;
-    assert!(resumed >= 1.0 && unsure == 0.0, "{blow:?}: {resumed} went on, {unsure} of them unsure");
+    assert_eq!(unsure, 0.0, "{blow:?}: {resumed} went on, {unsure} of them unsure");
     assert_eq!(fleet.counted("stoker_gateway_answers_cut_total", "").await?, 0.0);
-    Ok(fleet.gateway.log())
+    Ok((resumed >= 1.0).then(|| fleet.gateway.log()))
 }
 
 #[tokio::test]
