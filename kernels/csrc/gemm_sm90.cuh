@@ -345,7 +345,7 @@ struct Gemm {
   }
 
   // The sums of a tile of codes beside rows of e4m3, whose groups are of 128 values, one a panel: scale * (products of the codes' numbers,
-  // and of the zero point's with those that add up to the negative sum of x), 512 times too small. Each warpgroup waits for its own products; others multiply while it adds, the better the more there are.
+  // and of the zero point's with those that add up to the negative sum of x), 512 times too small. Each warpgroup waits for its own products; others multiply while it adds.
   static __device__ __forceinline__ void sum_beside_e4m3(float (&c)[kColumns / 8][4], const GemmShape& s, Barriers& barriers, uint32_t stages,
                                                          Slot& slot) {
     constexpr int kSteps = kInt4Step / 32, kStageWords = kStageCodePanels * kPanelValues / 16;

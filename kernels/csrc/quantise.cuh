@@ -1,4 +1,4 @@
-// A row to e4m3 with one scale: scale = largest / 448, which is the largest number of e4m3, and q = e4m3(x / scale), to nearest. A row of
+// A row to e4m3 with one scale: scale = largest / 448, which is the largest number of e4m3 (28 beside codes), and q = e4m3(x / scale), to nearest. A row of
 // zeros has the scale 1. What is not a number stays none: the products of its row are none, and no other's.
 #pragma once
 #include <cuda_fp8.h>

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use stoker_workload::{Lengths, Request, Rng, Sizes};
 
 use crate::{
-    answer::Complete,
+    answer::{Call, Complete},
     client::Prompt,
     shape::{Shape, Shapes},
 };
@@ -108,25 +108,21 @@ pub struct Conversation {
 impl Conversation {
     /// What to send when the user says this now.
     pub(crate) fn asked(&mut self, text: String) -> Prompt {
-        if self.messages.is_empty() {
-            self.messages.push(json!({"role": "user", "content": text}));
-            return Prompt::Text(text);
-        }
+        let is_first = self.messages.is_empty();
         self.messages.push(json!({"role": "user", "content": text}));
-        Prompt::Messages(self.messages.clone())
+        if is_first { Prompt::Text(text) } else { Prompt::Messages(self.messages.clone()) }
     }
 
     /// The model's own answer, and for each call a result, as an application would send them back.
     pub(crate) fn answered(&mut self, answer: Complete) {
         let Complete { text, calls, .. } = answer;
-        let call = |call: &crate::answer::Call| json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}});
+        let call = |call: &Call| json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}});
         let mut message = json!({"role": "assistant", "content": text});
         if !calls.is_empty() {
             message["tool_calls"] = calls.iter().map(call).collect();
         }
         self.messages.push(message);
-        let result =
-            |call: &crate::answer::Call| json!({"role": "tool", "tool_call_id": call.id, "content": TOOL_RESULT});
+        let result = |call: &Call| json!({"role": "tool", "tool_call_id": call.id, "content": TOOL_RESULT});
         self.messages.extend(calls.iter().map(result));
     }
 }
@@ -136,10 +132,7 @@ mod tests {
     use stoker_workload::Steps;
 
     use super::*;
-    use crate::{
-        answer::Call,
-        shape::{Schema, ToolChoice, Tools},
-    };
+    use crate::shape::{Schema, ToolChoice, Tools};
 
     fn mix() -> Mix {
         Mix {

@@ -33,21 +33,7 @@ impl Slo {
             && within(heard.time_per_token(), self.itl)
             && within(Some(heard.e2e), self.e2e)
     }
-}
 
-impl FromStr for Slo {
-    type Err = SloError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let mut slo = Self { text: text.to_owned(), ..Self::default() };
-        for part in text.split(',') {
-            slo.bound(part).ok_or_else(|| SloError(part.to_owned()))?;
-        }
-        Ok(slo)
-    }
-}
-
-impl Slo {
     /// Nothing if a part says no bound, or one for the second time.
     fn bound(&mut self, part: &str) -> Option<()> {
         let (name, bound) = part.split_once('=')?;
@@ -59,6 +45,18 @@ impl Slo {
         };
         let bound = Duration::from_secs_f64(stoker_workload::seconds(bound)?);
         place.replace(bound).is_none().then_some(())
+    }
+}
+
+impl FromStr for Slo {
+    type Err = SloError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut slo = Self { text: text.to_owned(), ..Self::default() };
+        for part in text.split(',') {
+            slo.bound(part).ok_or_else(|| SloError(part.to_owned()))?;
+        }
+        Ok(slo)
     }
 }
 

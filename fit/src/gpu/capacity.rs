@@ -25,7 +25,7 @@ pub const WIDENED_ROWS_MIN: usize = 256;
 pub const BESIDE_E4M3_ROWS: Range<usize> = 33..641;
 /// Sums of a group of 128 values that such rows have room for; a product may read those of rows that are not there.
 pub const BESIDE_CODES_STRIDE: usize = 1024;
-/// Bytes of such a sum, which is a few numbers of e4m3; the same constant as in the kernels' `csrc/quantise.cuh`.
+/// Bytes of such a sum, which is a few numbers of e4m3; a `uint4` in the kernels' `csrc/quantise.cuh`.
 pub const SUM_DIGITS: usize = 16;
 /// Most rows of an update of some rows; the same constant as `kScaledRows` in the kernels' `csrc/gemm_residual.cuh`.
 pub const UPDATE_ROWS_MAX: usize = 128;

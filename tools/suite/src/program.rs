@@ -44,9 +44,7 @@ impl Program {
         let listing = String::from_utf8(listing.stdout)?;
         Ok(listing.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
     }
-}
 
-impl Program {
     /// Whether tests of a module share something that one of them starts, by its text: a static of the standard library's lazy kinds.
     pub(crate) fn shares(&self, module: &str) -> bool {
         let text = fs::read_to_string(self.folder.join("tests").join(module).with_extension("rs")).unwrap_or_default();
