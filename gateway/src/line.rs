@@ -16,8 +16,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 const CREDIT_TOKENS: u64 = 2048;
 /// For as long the rate of the line is remembered, about.
 const RATE_SECONDS: f64 = 10.0;
-/// Before so much time with somebody in line, its rate is not known.
-const RATE_SECONDS_LEAST: f64 = 0.5;
+/// Before so much time with somebody in line, its rate is not known: until those that went first are answered hardly anybody follows,
+/// and a crowd that comes at once would be told of minutes where it takes seconds.
+const RATE_SECONDS_LEAST: f64 = 3.0;
 /// When to come back where the rate is not known.
 const RETRY_SECONDS: u32 = 2;
 /// Longer is not promised: by then the line is another one.

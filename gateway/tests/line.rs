@@ -107,6 +107,23 @@ fn who_would_be_late_is_told_so_at_once_and_when_to_come_back() {
     assert_eq!(line.len(), 20);
 }
 
+#[test]
+fn a_crowd_is_not_told_that_it_would_be_late_by_the_first_moments_of_its_line() {
+    let mut line = Line::bounded(ROOMY);
+    let crowd = |line: &mut Line| {
+        (0..500).try_for_each(|_| line.join(Waiter { deadline_ms: 45_000, ..waiter("a", 0, 20) }, 0).map(|_| ()))
+    };
+    assert!(crowd(&mut line).is_ok());
+    // Two went, and the replicas are not done with the first.
+    for _ in 0..2 {
+        line.pass(1.0);
+        line.pop();
+    }
+    assert!(crowd(&mut line).is_ok(), "by that it would take minutes");
+    line.pass(3.0);
+    assert_eq!(crowd(&mut line).map_err(|refusal| refusal.shed), Err(Shed::Late), "it does");
+}
+
 #[derive(Clone, Debug)]
 enum Event {
     Join(Waiter),

@@ -174,12 +174,16 @@ fn the_load_of_before_outlives_the_operator_that_read_it() -> Result<()> {
     let page = format!("{url}{CHAT}");
     rig.apply("chat", json!({"model": {"source": "builtin://ember"}, "replicas": 2}))?;
     rig.wait_ready("chat", SOON)?;
-    let pod = serving(&rig).remove(0);
-    let memory = format!("http://{}:8001/v1/history", pod.status.as_ref().unwrap().pod_ip.as_ref().unwrap());
-    let streams = Streams::hold(&pod, 8);
+    let pods = serving(&rig);
+    let memory =
+        |pod: &Pod| get(&format!("http://{}:8001/v1/history", pod.status.as_ref().unwrap().pod_ip.as_ref().unwrap()));
+    let streams = Streams::hold(&pods[0], 8);
     rig.wait("the operator draws eight requests", SOON, |_| Ok(edge(&get(&page)?, "Requests") == "8"))?;
-    rig.wait("the agent remembers them", SOON, |_| Ok(get(&memory)?.contains(",8.0,0.0,")))?;
+    rig.wait("the agent remembers them", SOON, |_| Ok(memory(&pods[0])?.contains(",8.0,0.0,")))?;
+    rig.wait("the other agent remembers something", SOON, |_| Ok(memory(&pods[1])?.contains(r#""fine":[["#)))?;
     drop(streams);
+    // Ages are whole seconds.
+    std::thread::sleep(Duration::from_secs(2));
 
     rig.operator.kill()?;
     rig.operator.restart()?;

@@ -16,8 +16,8 @@ use stoker_tests::{
 
 const IMAGE: &str = "real/agent:1";
 const SOON: Duration = Duration::from_secs(120);
-/// Decisions until as many replicas are wanted as the load needs: ten seconds, one each two, where they are not late.
-const ROUNDS: usize = 5;
+/// Decisions for fewer replicas than the load needs, one each two seconds. How soon it needs them is the machine's.
+const ROUNDS: usize = 2;
 /// Requests end within the drain's deadline even on a busy machine.
 const DRAIN: (u32, u32) = (3, 120);
 
@@ -80,10 +80,11 @@ fn a_load_step_takes_one_replica_to_three_and_its_end_takes_them_back_without_cu
     let crowd = Clients::start(&chat(&rig), 24, 200, Duration::ZERO);
     rig.wait("three serve", SOON, |rig| Ok(serving(rig) == 3)).unwrap();
     let seen = records(&rig);
-    let pressed = seen.iter().position(|record| record.decision.pressure > 1.0).unwrap();
     let reached = seen.iter().position(|record| record.decision.desired == 3).unwrap();
-    println!("{} rounds from pressure above target to three wanted", reached - pressed);
-    assert!(reached - pressed <= ROUNDS, "{} rounds", reached - pressed);
+    let short = |record: &&DecisionRecord| record.decision.unbounded > record.decision.desired;
+    let n_short = seen[..=reached].iter().filter(short).count();
+    println!("{n_short} rounds in which less was wanted than the load needs");
+    assert!(n_short <= ROUNDS, "{n_short} rounds");
     sleep(Duration::from_secs(6));
     let (n_crowd, crowd_failures) = crowd.stop();
 

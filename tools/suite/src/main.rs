@@ -1,5 +1,6 @@
 //! `stoker-suite`: every test of the workspace, as `make test` runs it. Tests of the whole system mostly wait, for a real API server, for
-//! probes, for timers, so many more of them run at once than there are cores; tests that compute run behind them, on what they leave.
+//! probes, for timers, so many more of them run at once than there are cores; tests that compute run behind them, on what they leave, and the
+//! few that compare clocks when all others are over.
 //!
 //! What is run when is decided in [`part`] and [`order`]; [`run`] starts processes and writes what they say. Above each stands a
 //! process of this program that says what it cost ([`steward`]).

@@ -8,6 +8,8 @@ use crate::program::Program;
 const SYSTEM: &str = "system";
 /// Tests at once that share a cluster. They wait for it and for each other: together they take as much of the cores as one with its own.
 const SHARING_MAX: usize = 4;
+/// Titles of programs that compare clocks: what they measure of a machine that does something else is not theirs.
+const CLOCKS: [&str; 1] = ["loadgen/tests/known_delays.rs"];
 
 /// Beside what a part may run.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -16,6 +18,8 @@ pub(crate) enum Lane {
     Beside,
     /// It computes: one after another, on what the others leave of the cores.
     Behind,
+    /// It compares clocks: when all others are over, one after another.
+    Alone,
 }
 
 /// What one process runs.
@@ -48,13 +52,9 @@ pub(crate) fn of(program: &Program, tests: &[String], shares: impl Fn(&str) -> b
 
 fn whole(program: &Program) -> Part {
     let folder = program.folder.file_name().unwrap_or_default().display().to_string();
-    Part {
-        title: format!("{folder}/{}", program.source),
-        lane: Lane::Behind,
-        program: program.path.clone(),
-        arguments: Vec::new(),
-        folder: program.folder.clone(),
-    }
+    let title = format!("{folder}/{}", program.source);
+    let lane = if CLOCKS.contains(&title.as_str()) { Lane::Alone } else { Lane::Behind };
+    Part { title, lane, program: program.path.clone(), arguments: Vec::new(), folder: program.folder.clone() }
 }
 
 fn together(program: &Program, module: &str, tests: Vec<String>) -> Part {
@@ -96,6 +96,17 @@ mod tests {
         let [part] = &parts[..] else { panic!("{parts:?}") };
         assert_eq!((part.title.as_str(), part.lane), ("fit/tests/periods.rs", Lane::Behind));
         assert!(part.arguments.is_empty(), "it runs all that it has");
+    }
+
+    #[test]
+    fn a_program_that_compares_clocks_runs_when_nothing_else_does() {
+        for title in CLOCKS {
+            let (folder, source) = title.split_once('/').unwrap();
+            let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(folder);
+            assert!(root.join(source).is_file(), "{title} is there");
+            let program = Program { source: source.into(), folder: root, ..program("known_delays") };
+            assert_eq!(of(&program, &[], |_| false)[0].lane, Lane::Alone);
+        }
     }
 
     #[test]
