@@ -45,6 +45,17 @@ pub struct Figure {
     pub command: String,
 }
 
+impl Figure {
+    /// The kind of GPU that it was measured on, in one word such as `H200`; empty without one. Figures of other kinds stand beside each
+    /// other, those of other processors replace each other: what a deployment runs on is chosen by its GPU.
+    pub fn gpu(&self) -> &str {
+        let count_and_name =
+            self.machine.split_once("x ").filter(|(count, _)| count.bytes().all(|byte| byte.is_ascii_digit()));
+        let name = count_and_name.map_or("", |(_, name)| name.trim_start_matches("NVIDIA "));
+        name.split([' ', ',']).next().unwrap_or_default()
+    }
+}
+
 /// What all figures of one process of measuring share.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -203,6 +214,14 @@ mod tests {
         let conditions = Conditions { commit: "c".into(), machine: "m".into(), command: "make bench".into() };
         let key = Key { model: "none", dtype: "none", case: "idle", metric: "rss_mb" };
         Run::named("r".into(), conditions).figure(key, samples)
+    }
+
+    #[test]
+    fn a_machine_says_which_gpu_it_has() {
+        let gpu = |machine: &str| Figure { machine: machine.into(), ..figure(&[1.0]) }.gpu().to_owned();
+        assert_eq!(["1x H200, driver 580.159.04", "1x NVIDIA H200"].map(gpu), ["H200", "H200"]);
+        assert_eq!(gpu("2x H100 80GB HBM3, driver 580.159.04"), "H100");
+        assert_eq!(["2 cores, AMD EPYC", "4 cores, Matrix 9", "m", ""].map(gpu), ["", "", "", ""]);
     }
 
     #[test]

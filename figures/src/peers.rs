@@ -88,7 +88,7 @@ fn newest_pairs(figures: &[Figure]) -> Vec<Pair<'_>> {
 }
 
 fn same_row(a: &Figure, b: &Figure) -> bool {
-    (&a.case, &a.metric, &a.model, &a.dtype) == (&b.case, &b.metric, &b.model, &b.dtype)
+    (&a.case, &a.metric, &a.model, &a.dtype, a.gpu()) == (&b.case, &b.metric, &b.model, &b.dtype, b.gpu())
 }
 
 fn newest_ratios(figures: &[Figure]) -> impl Iterator<Item = &Figure> {
@@ -100,7 +100,7 @@ fn newest_ratios(figures: &[Figure]) -> impl Iterator<Item = &Figure> {
 /// Pictures of what [`section`] says in numbers: the paired ratios, and tokens a second against the wait between them.
 pub(crate) fn pictures(topic: &str, figures: &[Figure]) -> Vec<Page> {
     let mut ratios: Vec<&Figure> = newest_ratios(figures).collect();
-    ratios.sort_by_key(|ratio| (&ratio.model, &ratio.metric));
+    ratios.sort_by_key(|ratio| (ratio.gpu(), &ratio.model, &ratio.metric));
     let ratios: Vec<Bar> = ratios.into_iter().map(bar).collect();
     let bars =
         (!ratios.is_empty()).then(|| plot::bars("how many times better than the peer, in the same run", &ratios));
@@ -117,7 +117,7 @@ pub(crate) fn pictures(topic: &str, figures: &[Figure]) -> Vec<Page> {
 
 fn bar(ratio: &Figure) -> Bar {
     Bar {
-        label: format!("{} {} {}", ratio.case, ratio.model, ratio.dtype),
+        label: format!("{} {} {} {}", ratio.case, ratio.model, ratio.dtype, ratio.gpu()).trim_end().to_owned(),
         series: ratio.metric.trim_start_matches(RATIO).to_owned(),
         value: ratio.value,
         min: ratio.min,
@@ -192,6 +192,16 @@ mod tests {
         let row = "| concurrent_8 | itl_ms | ember | bf16 | 5 | vllm 1: 6 | 1.2 | m | b |";
         let rows: Vec<_> = section.lines().filter(|line| line.starts_with("| concurrent_8")).collect();
         assert_eq!(rows, [row]);
+    }
+
+    #[test]
+    fn ratios_of_two_gpus_stand_beside_each_other() {
+        let on =
+            |machine: &str, value| Figure { machine: machine.into(), ..figure("a", "stoker", "ratio_to_vllm", value) };
+        let figures =
+            [on("1x H200, driver 1", 1.2), on("1x H100 80GB HBM3, driver 1", 1.3), on("1x H200, driver 2", 1.25)];
+        let ratios: Vec<f64> = beside_peers(&figures).iter().map(|row| row.ratio).collect();
+        assert_eq!(ratios, [1.3, 1.25], "the newest of each");
     }
 
     #[test]

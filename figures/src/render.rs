@@ -21,7 +21,7 @@ pub type Page = (String, String);
 pub fn render(dir: &Path) -> Result<Vec<Page>> {
     let files = results(&dir.join("results"))?;
     let mut index = String::from(
-        "# Benchmarks\n\nRendered by `make bench` from `results/*.jsonl`; the newest run of each figure is shown, older \
+        "# Benchmarks\n\nRendered by `make bench` from `results/*.jsonl`; the newest run of each figure is shown, of each kind of GPU, older \
          ones stay in the files. Never typed by hand. What was predicted before each kernel was measured, and what came \
          of it, is in [NOTES.md](NOTES.md).\n\n",
     );
@@ -60,7 +60,7 @@ fn results(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The newest of each figure, sorted by case and metric. Later runs stand later in a file.
+/// The newest of each figure on each kind of GPU, sorted by case and metric. Later runs stand later in a file.
 pub fn newest(figures: Vec<Figure>) -> Vec<Figure> {
     let keyed = figures.into_iter().map(|figure| {
         let key = (
@@ -69,6 +69,7 @@ pub fn newest(figures: Vec<Figure>) -> Vec<Figure> {
             figure.model.clone(),
             figure.dtype.clone(),
             figure.system.clone(),
+            figure.gpu().to_owned(),
         );
         (key, figure)
     });
@@ -121,6 +122,14 @@ mod tests {
     fn the_newest_run_of_a_figure_is_the_one_shown() {
         let shown = newest(vec![figure("a", 1.0), figure("b", 2.0)]);
         assert_eq!(shown, vec![figure("b", 2.0)]);
+    }
+
+    #[test]
+    fn a_figure_of_another_gpu_hides_none() {
+        let on = |machine: &str, run, value| Figure { machine: machine.into(), ..figure(run, value) };
+        let (old, new) = (on("1x H200, driver 1", "a", 1.0), on("1x H200, driver 2", "b", 2.0));
+        let other = on("1x H100 80GB HBM3, driver 1", "c", 3.0);
+        assert_eq!(newest(vec![old, new.clone(), other.clone()]), [other, new]);
     }
 
     #[test]

@@ -7,7 +7,8 @@ use crate::{
     render::{Page, newest},
 };
 
-/// Where speeds are from: one stream of the shape that all formats were measured with.
+/// Where speeds are from: one stream of the shape that all formats were measured with, on one kind of GPU.
+const GPU: &str = "H200";
 const MODEL: &str = "llama-3.1-8b";
 const CASE: &str = "single_stream";
 /// What a format costs: how far its next tokens stray from bf16's.
@@ -20,12 +21,12 @@ pub(crate) fn picture(quality: &[Figure], speed: &[Figure]) -> Option<Page> {
         .filter(|figure| figure.metric == LOSS && figure.system == "stoker")
         .collect();
     let model = &losses.first()?.model;
-    let speeds = newest(speed.to_vec());
+    let speeds = newest(speed.iter().filter(|figure| figure.case == CASE && figure.gpu() == GPU).cloned().collect());
     let of = |system: &str| {
         let points = losses.iter().filter_map(|loss| {
             let is_its = |figure: &&Figure| {
-                (&*figure.system, &*figure.model, &*figure.case, &*figure.metric, &*figure.dtype)
-                    == (system, MODEL, CASE, "tok_s", runs_as(&loss.dtype))
+                (&*figure.system, &*figure.model, &*figure.metric, &*figure.dtype)
+                    == (system, MODEL, "tok_s", runs_as(&loss.dtype))
             };
             let rate = speeds.iter().find(is_its)?;
             Some(Point { x: rate.value, y: 1000.0 * loss.value, label: loss.dtype.clone() })
@@ -38,7 +39,7 @@ pub(crate) fn picture(quality: &[Figure], speed: &[Figure]) -> Option<Page> {
         points.into_iter().map(move |point| Line { series: series.clone(), points: vec![point] })
     };
     let lines: Vec<Line> = ["stoker", "vllm"].into_iter().map(of).flat_map(apart).collect();
-    let x = format!("tokens a second of one stream, {MODEL}");
+    let x = format!("tokens a second of one stream, {MODEL} on one {GPU}");
     let y = format!("thousandths of a nat from bf16, {model}, by our engine");
     let titles = Titles { picture: "what a format costs, and what it gives", x: &x, y: &y };
     (!lines.is_empty()).then(|| ("quality-speed.svg".to_owned(), plot::curve(titles, &lines)))
@@ -58,7 +59,7 @@ mod tests {
         Figure {
             run: "r".into(),
             commit: "c".into(),
-            machine: "m".into(),
+            machine: "1x H200, driver 1".into(),
             system: system.into(),
             version: "1".into(),
             model: model.into(),

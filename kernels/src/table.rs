@@ -103,7 +103,7 @@ impl ChipTable {
 
     /// That of the chip, if it was measured.
     pub fn built_in(chip: &str, properties: Properties) -> Option<Self> {
-        BUILT_IN.into_iter().find_map(|text| Self::read(text, chip, properties).ok())
+        Self::all_built_in().find(|table| table.is_of(chip, properties))
     }
 
     /// All that were measured.
@@ -114,11 +114,15 @@ impl ChipTable {
     /// Reads a table for this chip.
     pub fn read(text: &str, chip: &str, properties: Properties) -> Result<Self, TableError> {
         let table: Self = text.parse()?;
-        let n_multiprocessors = properties.n_multiprocessors;
-        if table.header.chip == chip && table.header.n_multiprocessors == n_multiprocessors {
+        if table.is_of(chip, properties) {
             return Ok(table);
         }
+        let n_multiprocessors = properties.n_multiprocessors;
         Err(TableError::OtherChip { measured_on: table.header, here: chip.to_owned(), n_multiprocessors })
+    }
+
+    fn is_of(&self, chip: &str, properties: Properties) -> bool {
+        self.header.chip == chip && self.header.n_multiprocessors == properties.n_multiprocessors
     }
 
     /// What it was measured on.

@@ -61,8 +61,20 @@ program() {
   fi
 }
 
+# Whoever ran before gives its memory back some seconds after its end: a KV cache made meanwhile is a smaller one.
+free_memory() {
+  local used
+  for _ in $(seq 30); do
+    used=$(nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits 2> /dev/null | sort -n | tail -1)
+    [ "${used:-0}" -ge 2048 ] || return 0
+    sleep 1
+  done
+  echo "a GPU still has $used MiB in use: figures that follow are of what is left" >&2
+}
+
 ours() {
   echo "== stoker, $1"
+  free_memory
   timeout "${OURS_LIMIT:-180}" "$BENCH" run --model "$MODEL" --device "${DEVICE:-cuda:0}" --weights "${WEIGHTS:-device}" "${SWEEP[@]}" \
     ${QUANTIZATION:+--quantization "$QUANTIZATION"} ${KV_CACHE_DTYPE:+--kv-cache-dtype "$KV_CACHE_DTYPE"} --tensor-parallel "${TENSOR_PARALLEL:-1}" --run "$RUN" --out "$OUT/$1.jsonl" 2> "$OUT/$1.log" || { tail -5 "$OUT/$1.log" >&2; return 1; }
 }
@@ -81,6 +93,7 @@ agent() {
 vllm() {
   echo "== vLLM"
   site
+  free_memory
   local config=$MODEL
   for rate in ${MIX:-}; do
     mkdir -p "$OUT/arrivals"
