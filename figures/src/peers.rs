@@ -104,20 +104,18 @@ pub(crate) fn pictures(topic: &str, figures: &[Figure]) -> Vec<Page> {
     let ratios: Vec<Bar> = ratios.into_iter().map(bar).collect();
     let bars =
         (!ratios.is_empty()).then(|| plot::bars("how many times better than the peer, in the same run", &ratios));
-    let titles = Titles {
-        picture: "sequences at once: what all get, and what each waits",
-        x: "ms between tokens of one sequence",
-        y: "tokens a second of all",
-    };
-    let lines = curves(figures);
-    let curve = (!lines.is_empty()).then(|| plot::curve(titles, &lines));
+    let curve = curve(figures).map(|(what, lines)| {
+        let picture = format!("sequences at once: what all get, and what each waits; {what}");
+        let (x, y) = ("ms between tokens of one sequence", "tokens a second of all");
+        plot::curve(Titles { picture: &picture, x, y }, &lines)
+    });
     let named = [(format!("{topic}-ratios.svg"), bars), (format!("{topic}-concurrent.svg"), curve)];
     named.into_iter().filter_map(|(name, picture)| Some((name, picture?))).collect()
 }
 
 fn bar(ratio: &Figure) -> Bar {
     Bar {
-        label: format!("{} {} {} {}", ratio.case, ratio.model, ratio.dtype, ratio.gpu()).trim_end().to_owned(),
+        label: format!("{} {}", ratio.case, what(ratio)),
         series: ratio.metric.trim_start_matches(RATIO).to_owned(),
         value: ratio.value,
         min: ratio.min,
@@ -125,15 +123,20 @@ fn bar(ratio: &Figure) -> Bar {
     }
 }
 
-/// A line for each system of the newest run with enough numbers of sequences beside a peer; empty without one.
-fn curves(figures: &[Figure]) -> Vec<Line> {
+/// Of the newest run with enough numbers of sequences beside a peer: what it ran, and a line for each system.
+fn curve(figures: &[Figure]) -> Option<(String, [Line; 2])> {
     let pairs = newest_pairs(figures);
     let points = pairs.iter().filter(|pair| pair.ours.metric == "itl_ms" && pair.ours.case.starts_with(CONCURRENT));
     let points: Vec<&Pair<'_>> = points.collect();
-    let of_a_run =
-        points.iter().rev().map(|newest| points.iter().filter(|pair| same_curve(pair, newest)).copied().collect());
-    let found = of_a_run.map(|points: Vec<_>| curve_of(figures, &points)).find(|lines| has_enough_points(lines));
-    found.map(Vec::from).unwrap_or_default()
+    let mut of_a_run = points.iter().rev().map(|newest| {
+        let points: Vec<_> = points.iter().filter(|pair| same_curve(pair, newest)).copied().collect();
+        (what(newest.ours), curve_of(figures, &points))
+    });
+    of_a_run.find(|(_, lines)| has_enough_points(lines))
+}
+
+fn what(figure: &Figure) -> String {
+    [&*figure.model, &*figure.dtype, figure.gpu()].join(" ").trim_end().to_owned()
 }
 
 fn same_curve(a: &Pair<'_>, b: &Pair<'_>) -> bool {
@@ -235,9 +238,10 @@ mod tests {
             ]
         };
         let mut figures: Vec<Figure> = [sequences("a", 64), sequences("b", 32), sequences("b", 8)].concat();
-        assert_eq!(curves(&figures), []);
+        assert_eq!(curve(&figures), None);
         figures.extend(sequences("b", 128));
-        let lines = curves(&figures);
+        let (what, lines) = curve(&figures).unwrap();
+        assert_eq!(what, "ember bf16");
         let waits = |line: &Line| line.points.iter().map(|point| point.x).collect::<Vec<_>>();
         assert_eq!([&lines[0].series, &lines[1].series], ["stoker", "vllm"]);
         assert_eq!([waits(&lines[0]), waits(&lines[1])], [[8.0, 32.0, 128.0], [16.0, 64.0, 256.0]]);
@@ -248,6 +252,6 @@ mod tests {
             _ => figure,
         });
         figures.extend(later);
-        assert_eq!(waits(&curves(&figures)[0]), [8.0, 32.0, 128.0]);
+        assert_eq!(waits(&curve(&figures).unwrap().1[0]), [8.0, 32.0, 128.0]);
     }
 }
