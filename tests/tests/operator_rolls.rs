@@ -49,10 +49,14 @@ enum Move {
     DrainNode,
 }
 
+/// After so many moves more it is said how far it is: a thousand take an hour.
+const SAID_EVERY: usize = 25;
+
 /// Moves that are left, and those that were made.
 struct Moves {
     left: AtomicUsize,
     made: Mutex<BTreeMap<Move, usize>>,
+    begun: Instant,
 }
 
 impl Moves {
@@ -62,7 +66,12 @@ impl Moves {
     }
 
     fn note(&self, made: Move) {
-        *self.made.lock().unwrap().entry(made).or_default() += 1;
+        let mut all = self.made.lock().unwrap();
+        *all.entry(made).or_default() += 1;
+        let n_made: usize = all.values().sum();
+        if n_made.is_multiple_of(SAID_EVERY) {
+            println!("{n_made} moves after {:.0} s: {all:?}", self.begun.elapsed().as_secs_f64());
+        }
     }
 }
 
@@ -177,9 +186,8 @@ fn whatever_moves_replicas_every_answer_is_whole() {
         })
         .collect();
 
-    let begun = Instant::now();
     let drains = count.div_ceil(DRAINS);
-    let moves = Moves { left: AtomicUsize::new(count - drains), made: Mutex::default() };
+    let moves = Moves { left: AtomicUsize::new(count - drains), made: Mutex::default(), begun: Instant::now() };
     scope(|threads| {
         for (place, name) in names.iter().enumerate() {
             let (rig, moves) = (&rig, &moves);
@@ -214,7 +222,7 @@ fn whatever_moves_replicas_every_answer_is_whole() {
     let made = moves.made.lock().unwrap().clone();
     println!(
         "STOKER_TEST_SEED={seed}: {made:?} in {:.0} s on {} deployments; {whole} answers whole, {} not",
-        begun.elapsed().as_secs_f64(),
+        moves.begun.elapsed().as_secs_f64(),
         names.len(),
         failures.len()
     );
