@@ -59,6 +59,18 @@ impl GatewayError {
         Self { status, code, message: message.into(), param: None, retry_after_seconds: None }
     }
 
+    /// Nobody is known to ask.
+    pub fn unauthorized(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, code, message)
+    }
+
+    /// A token cannot be judged.
+    pub fn no_issuer_keys(issuer: &str) -> Self {
+        let message =
+            format!("keys of the issuer {issuer} could not be read yet: come back, or ask why it does not answer");
+        Self::unavailable("issuer_unreachable", message, 5)
+    }
+
     fn unavailable(code: &'static str, message: impl Into<String>, retry_after_seconds: u32) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message);
         Self { retry_after_seconds: Some(retry_after_seconds), ..error }
@@ -169,7 +181,23 @@ impl GatewayError {
         if let Some(seconds) = self.retry_after_seconds {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, self.challenge());
+        }
         headers
+    }
+
+    /// How to ask instead (RFC 6750, 3): what is wrong with a token that was sent, and nothing of the token.
+    fn challenge(&self) -> HeaderValue {
+        const REALM: HeaderValue = HeaderValue::from_static("Bearer realm=\"stoker\"");
+        if self.code != "invalid_token" {
+            return REALM;
+        }
+        let is_plain = |c: &char| matches!(c, ' '..='~') && !['"', '\\'].contains(c);
+        let description: String = self.message.chars().filter(is_plain).collect();
+        let challenge =
+            format!("Bearer realm=\"stoker\", error=\"invalid_token\", error_description=\"{description}\"");
+        HeaderValue::from_str(&challenge).unwrap_or(REALM)
     }
 
     /// Its body.
@@ -248,6 +276,21 @@ mod tests {
         let body = error.body(Dialect::OpenAi);
         assert_eq!((error.status.as_u16(), &body["error"]["code"]), (404, &json!("model_not_found")));
         assert_eq!(body["error"]["message"], "the model `gpt` does not exist here; there is: chat, code");
+    }
+
+    #[test]
+    fn who_is_not_known_is_told_how_to_ask() {
+        let challenge = |code, message: &str| {
+            let headers = GatewayError::unauthorized(code, message).headers();
+            headers[header::WWW_AUTHENTICATE].to_str().unwrap().to_owned()
+        };
+        assert_eq!(challenge("invalid_api_key", "no key"), "Bearer realm=\"stoker\"");
+        assert_eq!(
+            challenge("invalid_token", "use \"this\"\\, ä\n"),
+            "Bearer realm=\"stoker\", error=\"invalid_token\", error_description=\"use this, \""
+        );
+        let busy = GatewayError::new(StatusCode::FORBIDDEN, "model_not_allowed", "no");
+        assert!(!busy.headers().contains_key(header::WWW_AUTHENTICATE));
     }
 
     #[test]

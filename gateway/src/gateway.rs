@@ -2,7 +2,8 @@
 //! and makes choices with [`stoker_routing::route`].
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
+    path::Path,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -22,6 +23,7 @@ use crate::{
     fleet::{Deployment, Fleet, Member, Registry, Version},
     line::Bounds,
     metrics::Metrics,
+    oidc::Issuers,
     proxy::Asked,
     quota::{Exceeded, Quota},
     tenants::{Tenant, Tenants},
@@ -94,9 +96,23 @@ pub struct Gateway {
     kept_bytes: AtomicU64,
     leaves: AtomicBool,
     /// Who may ask; `None`: everybody.
-    tenants: watch::Sender<Option<Arc<Tenants>>>,
+    tenants: watch::Sender<Option<Admission>>,
+    /// Names of tenants that are not in the file.
+    named_by_tokens: Mutex<HashSet<String>>,
     /// What tenants have used, by their names: they keep it when the file changes.
     quotas: Mutex<HashMap<String, Quota>>,
+}
+
+/// Each is a name in metrics and an account of its limits for as long as the process lives.
+const NAMED_BY_TOKENS_MAX: usize = 10_000;
+
+/// Who may ask, and whose tokens say who asks.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// As the file says.
+    pub tenants: Arc<Tenants>,
+    /// Their keys.
+    pub issuers: Arc<Issuers>,
 }
 
 /// A choice and what it was made of.
@@ -127,6 +143,7 @@ impl Gateway {
             kept_bytes: AtomicU64::new(0),
             leaves: AtomicBool::new(false),
             tenants: watch::Sender::default(),
+            named_by_tokens: Mutex::default(),
             quotas: Mutex::default(),
         }))
     }
@@ -235,17 +252,25 @@ impl Gateway {
     }
 
     /// Who may ask; `None`: everybody.
-    pub fn tenants(&self) -> Option<Arc<Tenants>> {
+    pub fn admission(&self) -> Option<Admission> {
         self.tenants.borrow().clone()
     }
 
-    /// From now on only these may ask; whether that is new.
-    pub fn learn_tenants(&self, tenants: Tenants) -> bool {
+    /// From now on only these may ask, and files that they name are in this folder; whether that is new.
+    pub fn learn_tenants(&self, tenants: Tenants, folder: &Path) -> bool {
         self.tenants.send_if_modified(|known| {
-            let is_new = known.as_deref() != Some(&tenants);
-            *known = Some(Arc::new(tenants));
+            let is_new = known.as_ref().is_none_or(|known| *known.tenants != tenants);
+            let same = known.take().map(|known| known.issuers).filter(|issuers| issuers.are(tenants.issuers(), folder));
+            let issuers = same.unwrap_or_else(|| Arc::new(Issuers::follow(tenants.issuers(), folder, &self.metrics)));
+            *known = Some(Admission { tenants: Arc::new(tenants), issuers });
             is_new
         })
+    }
+
+    /// Whether there is an account for a tenant that is not in the file, or room for one.
+    pub fn has_account(&self, name: &str) -> bool {
+        let mut names = lock(&self.named_by_tokens);
+        names.contains(name) || names.len() < NAMED_BY_TOKENS_MAX && names.insert(name.to_owned())
     }
 
     /// A tenant's request of about so many prompt tokens begins, if its limits let it.

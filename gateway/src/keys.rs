@@ -15,11 +15,16 @@ pub fn read(path: &Path) -> anyhow::Result<Tenants> {
     Tenants::parse(&text).with_context(|| format!("read tenants: {}", path.display()))
 }
 
+/// Where it is: files that it names are there, too.
+pub fn folder(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
+}
+
 /// Follows the file for ever.
 pub async fn follow(gateway: Arc<Gateway>, path: PathBuf) {
     let learn = |tenants: Option<Tenants>| {
         gateway.metrics.tenants_stale.set(i64::from(tenants.is_none()));
-        if tenants.is_some_and(|tenants| gateway.learn_tenants(tenants)) {
+        if tenants.is_some_and(|tenants| gateway.learn_tenants(tenants, folder(&path))) {
             tracing::info!(path = %path.display(), "tenants changed");
         }
     };

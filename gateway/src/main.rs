@@ -36,7 +36,7 @@ async fn serve(args: &Args) -> anyhow::Result<()> {
         gateway.trace(SpanLine::open(endpoint, "stoker-gateway".to_owned(), dropped).context("--otlp-endpoint")?);
     }
     if let Some(path) = &args.tenants {
-        gateway.learn_tenants(keys::read(path)?);
+        gateway.learn_tenants(keys::read(path)?, keys::folder(path));
         tokio::spawn(keys::follow(gateway.clone(), path.clone()));
     }
     let tls = args.tls_files().map(Tls::read).transpose()?;

@@ -46,8 +46,12 @@ pub struct Metrics {
     pub tenant_tokens: IntCounterVec,
     /// Requests that were over a limit of their tenant, by which one.
     pub tenant_limited: IntCounterVec,
-    /// Requests without a tenant's key.
+    /// Requests without a tenant's key or token.
     pub refused_keys: IntCounter,
+    /// Tokens of issuers, by what came of them.
+    pub tokens: IntCounterVec,
+    /// 1: keys of the issuer cannot be read, and the last stay.
+    pub issuer_stale: IntGaugeVec,
     /// 1: the file of tenants cannot be read, and those of before may ask.
     pub tenants_stale: IntGauge,
     /// Requests in line, by deployment and tenant.
@@ -127,7 +131,8 @@ impl Metrics {
             "Spans that did not reach the collector of traces",
         ))?;
         registry.register(Box::new(spans_dropped.clone()))?;
-        let refused_keys = IntCounter::with_opts(named("refused_keys_total", "Requests without the key of a tenant"))?;
+        let refused_keys =
+            IntCounter::with_opts(named("refused_keys_total", "Requests without the key or token of a tenant"))?;
         registry.register(Box::new(refused_keys.clone()))?;
         Ok(Self {
             requests: counters("requests_total", "Requests by deployment and status", &["deployment", "code"])?,
@@ -164,6 +169,16 @@ impl Metrics {
             )?,
             tenants_stale: gauge("tenants_stale", "1: the file of tenants cannot be read, those of before may ask")?,
             refused_keys,
+            tokens: counters(
+                "tokens_total",
+                "Tokens of issuers: verified by their signature, remembered from before, refused",
+                &["outcome"],
+            )?,
+            issuer_stale: gauges(
+                "issuer_keys_stale",
+                "1: keys of the issuer cannot be read, the last stay",
+                &["issuer"],
+            )?,
             waiting: gauges("waiting", "Requests in line", &["deployment", "tenant"])?,
             held: gauges("held", "Requests in line while no replica takes any", &["deployment"])?,
             wait_seconds,

@@ -1,22 +1,63 @@
-//! A tenant's leave to ask: from the key that a request sends to what its answer cost. Without tenants everybody has leave, and nothing
+//! A tenant's leave to ask: from the key or token that a request sends to what its answer cost. Without tenants everybody has leave, and nothing
 //! is counted by name.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use axum::http::{HeaderMap, StatusCode};
 use stoker_edge::api_key::{self, INVALID_API_KEY};
 
-use crate::{error::GatewayError, fleet::Deployment, gateway::Gateway, quota::Exceeded, tenants::Tenant, usage::Usage};
+use crate::{
+    error::GatewayError,
+    fleet::Deployment,
+    gateway::{Admission, Gateway},
+    oidc::{Known, Refused, token::is_like_one},
+    quota::Exceeded,
+    tenants::Tenant,
+    usage::Usage,
+};
 
-/// Who sends a request, by its key; `None` where there are no tenants.
-pub fn who(gateway: &Gateway, headers: &HeaderMap) -> Result<Option<Arc<Tenant>>, GatewayError> {
-    let Some(tenants) = gateway.tenants() else { return Ok(None) };
-    match api_key::sent(headers).and_then(|key| tenants.of(key)) {
-        Some(tenant) => Ok(Some(Arc::clone(tenant))),
-        None => {
-            gateway.metrics.refused_keys.inc();
-            Err(GatewayError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", INVALID_API_KEY))
-        }
+/// Who sends a request, by its key or token; `None` where there are no tenants.
+pub async fn who(gateway: &Gateway, headers: &HeaderMap) -> Result<Option<Arc<Tenant>>, GatewayError> {
+    let Some(admission) = gateway.admission() else { return Ok(None) };
+    let sent = api_key::sent(headers).unwrap_or_default();
+    if let Some(tenant) = admission.tenants.of(sent) {
+        return Ok(Some(Arc::clone(tenant)));
+    }
+    let found = match admission.tenants.issuers() {
+        [_, ..] if is_like_one(sent) => by_token(gateway, &admission, sent).await,
+        _ => Err(GatewayError::unauthorized("invalid_api_key", INVALID_API_KEY)),
+    };
+    if found.is_err() {
+        gateway.metrics.refused_keys.inc();
+    }
+    found.map(Some)
+}
+
+async fn by_token(gateway: &Gateway, admission: &Admission, token: &[u8]) -> Result<Arc<Tenant>, GatewayError> {
+    let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let known = admission.issuers.identify(token, now_s).await;
+    let outcome = match &known {
+        Ok(Known { is_remembered: true, .. }) => "remembered",
+        Ok(Known { is_remembered: false, .. }) => "verified",
+        Err(_) => "refused",
+    };
+    gateway.metrics.tokens.with_label_values(&[outcome]).inc();
+    let identity = known.map_err(not_believed)?.identity;
+    let forbidden = |why: String| GatewayError::new(StatusCode::FORBIDDEN, "unknown_tenant", why);
+    let (tenant, is_of_class) = admission.tenants.meant(&identity).map_err(|nobody| forbidden(nobody.to_string()))?;
+    if is_of_class && !gateway.has_account(&tenant.name) {
+        return Err(forbidden("tokens have named too many tenants already: have tenantClaim name fewer".to_owned()));
+    }
+    Ok(tenant)
+}
+
+fn not_believed(refused: Refused) -> GatewayError {
+    match refused {
+        Refused::Token(error) => GatewayError::unauthorized("invalid_token", error.to_string()),
+        Refused::NoKeys(issuer) => GatewayError::no_issuer_keys(&issuer),
     }
 }
 

@@ -171,7 +171,7 @@ pub async fn forward_stored(State(gateway): State<Arc<Gateway>>, request: Reques
     let id = request_id(&parts.headers);
     let mut access = Access::begin(&gateway, parts.method.clone(), "/v1/responses/{id}", &parts.headers, id.clone());
     let whom = whom(&parts);
-    let tenant = match permit::who(&gateway, &parts.headers) {
+    let tenant = match permit::who(&gateway, &parts.headers).await {
         Ok(tenant) => tenant,
         Err(error) => return refused(&error, Dialect::Responses, access),
     };
@@ -226,7 +226,7 @@ async fn serve(
     id: &HeaderValue,
     access: &mut Access,
 ) -> Result<(Relayed, Arc<Asked>), GatewayError> {
-    let (whom, tenant) = (whom(&parts), permit::who(gateway, &parts.headers)?);
+    let (whom, tenant) = (whom(&parts), permit::who(gateway, &parts.headers).await?);
     access.asked_by(tenant.as_ref());
     let body = body::read(&parts.headers, body, gateway.settings.body_bytes_max).await?;
     let fleet = gateway.fleet();

@@ -120,7 +120,7 @@ async fn metrics(State(gateway): State<Arc<Gateway>>) -> Result<String, (StatusC
 /// OpenAI's list: of the deployment that the host names, or of all.
 async fn models(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     let (parts, fleet) = (request.into_parts().0, gateway.fleet());
-    let tenant = match permit::who(&gateway, &parts.headers) {
+    let tenant = match permit::who(&gateway, &parts.headers).await {
         Ok(tenant) => tenant,
         Err(error) => return error.response(Dialect::OpenAi),
     };
@@ -130,7 +130,7 @@ async fn models(State(gateway): State<Arc<Gateway>>, request: Request) -> Respon
 
 async fn model(State(gateway): State<Arc<Gateway>>, Path(id): Path<String>, request: Request) -> Response {
     let (parts, fleet) = (request.into_parts().0, gateway.fleet());
-    let tenant = match permit::who(&gateway, &parts.headers) {
+    let tenant = match permit::who(&gateway, &parts.headers).await {
         Ok(tenant) => tenant,
         Err(error) => return error.response(Dialect::OpenAi),
     };

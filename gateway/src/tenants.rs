@@ -1,5 +1,5 @@
-//! Who may ask for what: tenants, the hashes of their keys and their limits, as a file says that a Secret is mounted as. No key is ever
-//! in it, nor in a log. Pure; [`keys`](crate::keys) reads the file.
+//! Who may ask for what: tenants, the hashes of their keys and their limits, and whose tokens name them, as a file says that a Secret is mounted as.
+//! No key is ever in it, nor in a log. Pure; [`keys`](crate::keys) reads the file.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -8,7 +8,10 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use thiserror::Error;
 
-use crate::fleet::Deployment;
+use crate::{
+    fleet::Deployment,
+    oidc::{spec::IssuerSpec, token::Identity},
+};
 
 /// How a hash is written: `sha256:` and 64 hexadecimal digits.
 const HASH_PREFIX: &str = "sha256:";
@@ -25,10 +28,10 @@ pub enum TenantsError {
     #[error("{0}")]
     Form(String),
     /// Everybody would be refused.
-    #[error("there is no tenant: without the file everybody may ask")]
+    #[error("there is no tenant, and no class of an issuer's: without the file everybody may ask")]
     Empty,
     /// A name that cannot be one, or is there twice.
-    #[error("tenant {0:?}: names are 1 to 63 letters, digits, '-', '_' and '.', each there once")]
+    #[error("tenant {0:?}: names are 1 to 63 letters, digits, '-', '_', '.', ':', '@' and '|', each there once")]
     Name(String),
     /// A hash that is none.
     #[error(
@@ -49,6 +52,25 @@ pub enum TenantsError {
     /// A limit that admits nothing.
     #[error("tenant {0}: limits.{1} is 0: leave the tenant out, or the limit")]
     Zero(String, &'static str),
+    /// Whoever has it would be all of the class.
+    #[error("class {0}: a class has no keys, tenants of it send tokens")]
+    ClassKeys(String),
+    /// An issuer that cannot be one.
+    #[error("issuer {0}: {1}")]
+    Issuer(String, String),
+}
+
+/// Why a token that is believed names no tenant.
+#[derive(Clone, Debug, Error, Eq, PartialEq)]
+pub enum Nobody {
+    /// It names nobody of the file, nor a class.
+    #[error(
+        "the token's claim names no tenant of this gateway, nor a class of tenants: ask who keeps the list to add it"
+    )]
+    Unknown,
+    /// What it names cannot be a name.
+    #[error("the token's claim is no name of a tenant: 1 to 63 letters, digits, '-', '_', '.', ':', '@' and '|'")]
+    Name,
 }
 
 /// A tenant.
@@ -57,7 +79,7 @@ pub enum TenantsError {
 pub struct Tenant {
     /// By which metrics and logs know it.
     pub name: String,
-    #[serde(rename = "keys")]
+    #[serde(rename = "keys", default)]
     written: Vec<String>,
     /// What it may ask for: names of models, or `NAME.NAMESPACE` of deployments. Nothing: everything.
     pub models: Option<Vec<String>>,
@@ -96,26 +118,34 @@ fn one() -> u32 {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    #[serde(default)]
     tenants: Vec<Tenant>,
+    #[serde(default)]
+    classes: Vec<Tenant>,
+    #[serde(default)]
+    issuers: Vec<IssuerSpec>,
 }
 
 /// All tenants.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tenants(Vec<Arc<Tenant>>);
+pub struct Tenants {
+    tenants: Vec<Arc<Tenant>>,
+    /// What those have that are not in the file, by the class that their tokens name.
+    classes: Vec<Tenant>,
+    issuers: Vec<IssuerSpec>,
+}
 
 impl Tenants {
     /// Reads what a file says.
     pub fn parse(text: &str) -> Result<Self, TenantsError> {
         let file: File = serde_norway::from_str(text).map_err(|error| TenantsError::Form(error.to_string()))?;
-        if file.tenants.is_empty() {
+        let File { tenants, classes, issuers } = file;
+        if tenants.is_empty() && (classes.is_empty() || issuers.is_empty()) {
             return Err(TenantsError::Empty);
         }
-        let tenants = file.tenants.into_iter().map(checked).collect::<Result<Vec<_>, _>>()?;
-        let mut names = HashSet::new();
-        for tenant in &tenants {
-            if !names.insert(&tenant.name) {
-                return Err(TenantsError::Name(tenant.name.clone()));
-            }
+        let (tenants, classes) = (each_once(tenants)?, each_once(classes)?);
+        if let Some(class) = classes.iter().find(|class| !class.hashes.is_empty()) {
+            return Err(TenantsError::ClassKeys(class.name.clone()));
         }
         for (at, tenant) in tenants.iter().enumerate() {
             let shares = |other: &&Tenant| other.hashes.iter().any(|hash| tenant.hashes.contains(hash));
@@ -123,7 +153,14 @@ impl Tenants {
                 return Err(TenantsError::Shared(other.name.clone(), tenant.name.clone()));
             }
         }
-        Ok(Self(tenants.into_iter().map(Arc::new).collect()))
+        let mut names = HashSet::new();
+        for spec in &issuers {
+            let again = || (!names.insert(&spec.issuer)).then(|| "it is there twice".to_owned());
+            if let Some(fault) = spec.fault().or_else(again) {
+                return Err(TenantsError::Issuer(spec.issuer.clone(), fault));
+            }
+        }
+        Ok(Self { tenants: tenants.into_iter().map(Arc::new).collect(), classes, issuers })
     }
 
     /// Whose key it is. Takes as long for one that is nearly right, and looks at all of them.
@@ -133,7 +170,7 @@ impl Tenants {
         }
         let sent = Sha256::digest(key);
         let mut found = None;
-        for tenant in &self.0 {
+        for tenant in &self.tenants {
             for hash in &tenant.hashes {
                 if bool::from(hash.as_slice().ct_eq(&sent)) {
                     found = Some(tenant);
@@ -145,7 +182,25 @@ impl Tenants {
 
     /// The one of this name.
     pub fn named(&self, name: &str) -> Option<&Arc<Tenant>> {
-        self.0.iter().find(|tenant| tenant.name == name)
+        self.tenants.iter().find(|tenant| tenant.name == name)
+    }
+
+    /// Whose tokens are believed.
+    pub fn issuers(&self) -> &[IssuerSpec] {
+        &self.issuers
+    }
+
+    /// Whom a token means that was believed: the one of the file, else one of its own with what its class may have; whether it is the last.
+    pub fn meant(&self, identity: &Identity) -> Result<(Arc<Tenant>, bool), Nobody> {
+        if let Some(tenant) = self.named(&identity.tenant) {
+            return Ok((Arc::clone(tenant), false));
+        }
+        let class = self.classes.iter().find(|class| Some(&class.name) == identity.class.as_ref());
+        let class = class.ok_or(Nobody::Unknown)?;
+        if !is_name(&identity.tenant) {
+            return Err(Nobody::Name);
+        }
+        Ok((Arc::new(Tenant { name: identity.tenant.clone(), ..class.clone() }), true))
     }
 }
 
@@ -157,9 +212,23 @@ impl Tenant {
     }
 }
 
+fn each_once(tenants: Vec<Tenant>) -> Result<Vec<Tenant>, TenantsError> {
+    let tenants = tenants.into_iter().map(checked).collect::<Result<Vec<_>, _>>()?;
+    let mut names = HashSet::new();
+    match tenants.iter().find(|tenant| !names.insert(&tenant.name)) {
+        Some(again) => Err(TenantsError::Name(again.name.clone())),
+        None => Ok(tenants),
+    }
+}
+
+/// It is in metrics, logs and headers.
+fn is_name(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.:@|".contains(c);
+    (1..=63).contains(&name.len()) && name.chars().all(is_plain)
+}
+
 fn checked(mut tenant: Tenant) -> Result<Tenant, TenantsError> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if tenant.name.is_empty() || tenant.name.len() > 63 || !tenant.name.chars().all(is_plain) {
+    if !is_name(&tenant.name) {
         return Err(TenantsError::Name(tenant.name));
     }
     let written = std::mem::take(&mut tenant.written);
@@ -218,6 +287,60 @@ mod tests {
         let search = tenants.of(b"abc").unwrap();
         assert_eq!((search.limits.requests_per_minute, search.priority, search.weight), (Some(60), 0, 1));
         assert!(!format!("{tenants:?}").contains("abc\""));
+    }
+
+    #[test]
+    fn a_token_means_a_tenant_of_the_file_or_one_of_a_class() {
+        let tenants = Tenants::parse(
+            "{tenants: [{name: search, weight: 7}], classes: [{name: small, weight: 2, limits: {requestsPerMinute: 3}}],
+              issuers: [{issuer: 'https://a.example', audiences: [stoker], tenantClaim: sub, classClaim: tier}]}",
+        );
+        let tenants = tenants.unwrap();
+        let meant = |tenant: &str, class: Option<&str>| {
+            let identity = Identity { tenant: tenant.into(), class: class.map(str::to_owned), until_s: 0 };
+            let found = tenants.meant(&identity);
+            found.map(|(tenant, of_class)| {
+                (tenant.name.clone(), tenant.weight, tenant.limits.requests_per_minute, of_class)
+            })
+        };
+        assert_eq!(meant("search", None), Ok(("search".into(), 7, None, false)));
+        assert_eq!(meant("search", Some("small")), Ok(("search".into(), 7, None, false)), "the file knows it");
+        assert_eq!(meant("a@b.example", Some("small")), Ok(("a@b.example".into(), 2, Some(3), true)));
+        assert_eq!([meant("x", None), meant("x", Some("large"))], [Err(Nobody::Unknown), Err(Nobody::Unknown)]);
+        for name in ["", "a b", "a\nb", "ä", &"x".repeat(64)] {
+            assert_eq!(meant(name, Some("small")), Err(Nobody::Name), "{name:?}");
+        }
+        assert_eq!(tenants.of(b""), None);
+        let only = "{classes: [{name: a}], issuers: [{issuer: 'https://a.example', audiences: [b], tenantClaim: c}]}";
+        assert!(Tenants::parse(only).is_ok());
+        assert_eq!(Tenants::parse("classes: [{name: a}]"), Err(TenantsError::Empty));
+        let keys = format!("{{tenants: [{{name: a}}], classes: [{{name: b, keys: ['{OF_ABC}']}}]}}");
+        assert_eq!(Tenants::parse(&keys), Err(TenantsError::ClassKeys("b".into())));
+    }
+
+    #[test]
+    fn an_issuer_that_cannot_be_one_is_refused_by_name() {
+        let parse = |issuers: &str| Tenants::parse(&format!("{{tenants: [{{name: a}}], issuers: [{issuers}]}}"));
+        let with = |more: &str| format!("{{issuer: 'https://a.example', audiences: [b], tenantClaim: c{more}}}");
+        assert!(parse(&with("")).is_ok());
+        for (issuers, expected) in [
+            ("{issuer: '', audiences: [b], tenantClaim: c}".to_owned(), "issuer is empty"),
+            ("{issuer: x, audiences: [], tenantClaim: c}".to_owned(), "audiences names nobody"),
+            ("{issuer: x, audiences: [b], tenantClaim: ''}".to_owned(), "tenantClaim"),
+            ("{issuer: 'http://a.example', audiences: [b], tenantClaim: c}".to_owned(), "https://"),
+            (with(", jwks: 'http://a.example/keys'"), "https://"),
+            (with(", algorithms: []"), "algorithms is empty"),
+            (with(", leewaySeconds: 301"), "leewaySeconds is 300 at most"),
+            (format!("{}, {}", with(""), with("")), "it is there twice"),
+        ] {
+            let Err(TenantsError::Issuer(_, fault)) = parse(&issuers) else { panic!("{issuers}") };
+            assert!(fault.contains(expected), "{issuers}: {fault}");
+        }
+        for algorithm in ["none", "HS256", "ES512"] {
+            let refused = parse(&with(&format!(", algorithms: [{algorithm}]")));
+            assert!(matches!(refused, Err(TenantsError::Form(_))), "{algorithm}");
+        }
+        assert!(parse("{issuer: x, audiences: [b], tenantClaim: c, jwks: keys.json}").is_ok(), "a file");
     }
 
     #[test]

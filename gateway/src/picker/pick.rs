@@ -75,7 +75,7 @@ pub(super) async fn pick(
 ) -> Result<Picked, GatewayError> {
     let Question { parts, id, subset } = question;
     let way = way(&parts)?;
-    let (whom, tenant) = (whom(&parts), permit::who(gateway, &parts.headers)?);
+    let (whom, tenant) = (whom(&parts), permit::who(gateway, &parts.headers).await?);
     access.asked_by(tenant.as_ref());
     let (fleet, sent) = (gateway.fleet(), parts.headers.clone());
     let (asked, deployment) = match body {

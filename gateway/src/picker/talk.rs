@@ -150,7 +150,7 @@ impl Talk {
         let Opening { question, has_body, .. } = opening;
         let by_prompt = way(&question.parts)? == Way::ByPrompt;
         // Before its body: nothing is kept for those who may not ask.
-        permit::who(&self.gateway, &question.parts.headers)?;
+        permit::who(&self.gateway, &question.parts.headers).await?;
         match self.modes.request {
             BodySendMode::FullDuplexStreamed if by_prompt && has_body => {
                 let (body, followed) = self.collect(&question.parts.headers).await?;
