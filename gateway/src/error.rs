@@ -118,6 +118,13 @@ impl GatewayError {
         Self::new(StatusCode::NOT_FOUND, "unknown_url", message)
     }
 
+    /// It would not be a dry run.
+    pub fn no_dry_run() -> Self {
+        let message =
+            "`x-stoker-route: dry-run` is for requests with a prompt, at the gateway's own address: leave it out";
+        Self::new(StatusCode::BAD_REQUEST, "dry_run_unsupported", message)
+    }
+
     /// A request that does not wait in line any longer, or not at all.
     pub fn shed(host: &str, Refusal { shed, retry_after_seconds }: Refusal, hold_seconds: f64) -> Self {
         let why = match shed {

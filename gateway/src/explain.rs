@@ -1,8 +1,12 @@
-//! Why a request went where it went, in one line: what the header of an answer says when it was asked for.
+//! Why a request went where it went, in one line: what the header of an answer says when it was asked for. And where one would go, with all
+//! that the choice sees of every replica, for who asks before it is sent.
 
 use std::time::Duration;
 
-use stoker_routing::{Choice, Source};
+use serde_json::{Value, json};
+use stoker_routing::{Choice, ReplicaView, Score, Source};
+
+use crate::fleet::{Deployment, Member};
 
 /// `replica=POD reason=WORD …`: the terms of a choice, in tokens, and how long the request stood in line before.
 pub fn explained(pod: &str, choice: &Choice, attempts: u32, line_time: Duration) -> String {
@@ -20,4 +24,51 @@ pub fn explained(pod: &str, choice: &Choice, attempts: u32, line_time: Duration)
         choice.n_over_share,
         line_time.as_millis(),
     )
+}
+
+/// What a choice would be, and what it sees of each replica: the same that it is made by, since it is the same function.
+pub struct Foreseen<'a> {
+    /// Of whom.
+    pub deployment: &'a Deployment,
+    /// Those that take requests.
+    pub members: Vec<&'a Member>,
+    /// What is seen of each of them, in their order.
+    pub views: Vec<ReplicaView>,
+    /// What each is chosen by.
+    pub scores: Vec<Score>,
+    /// Who would be.
+    pub choice: Option<Choice>,
+}
+
+/// As JSON, with a line for each replica, those that take no requests last.
+pub fn foreseen(foreseen: &Foreseen<'_>, prompt_tokens: u32) -> Value {
+    let Foreseen { deployment, members, views, scores, choice } = foreseen;
+    let chosen = choice.map(|choice| choice.place);
+    let seen = members.iter().zip(views).zip(scores).enumerate().map(|(place, ((member, view), score))| {
+        json!({
+            "pod": member.pod,
+            "state": member.state.word(),
+            "chosen": chosen == Some(place),
+            "standing": score.standing.word(),
+            "prefix": score.source.map_or("none", Source::word),
+            "cachedTokens": score.terms.cached_tokens,
+            "uncachedTokens": score.terms.uncached_tokens,
+            "waitingTokens": score.terms.waiting_tokens,
+            "requests": score.terms.requests,
+            "kvShare": (f64::from(view.load.kv_share) * 1000.0).round() / 1000.0,
+            "loadIsFresh": view.load.is_fresh,
+            "weight": view.weight,
+            "cost": score.terms.cost.round(),
+        })
+    });
+    let is_out = |member: &&Member| !members.iter().any(|seen| seen.slot == member.slot);
+    let out = deployment.members.iter().filter(is_out);
+    let out = out.map(|member| json!({"pod": member.pod, "state": member.state.word(), "chosen": false}));
+    json!({
+        "deployment": deployment.host(),
+        "promptTokens": prompt_tokens,
+        "replica": chosen.map(|place| &members[place].pod),
+        "reason": choice.map(|choice| choice.reason.word()),
+        "replicas": seen.chain(out).collect::<Vec<_>>(),
+    })
 }

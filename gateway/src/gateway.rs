@@ -15,11 +15,12 @@ use axum::http::{Request, Response};
 use bytes::Bytes;
 use stoker_crds::endpoints::{EndpointState, Endpoints};
 use stoker_edge::{cors::AllowedOrigin, spans::SpanLine};
-use stoker_routing::{Ask, Choice, PrefixIndex, Rules, Source, route};
+use stoker_routing::{Ask, Choice, PrefixIndex, Rules, Source, route, scores};
 use tokio::sync::watch;
 
 use crate::{
     budget::RetryBudget,
+    explain::Foreseen,
     fleet::{Deployment, Fleet, Member, Registry, Version},
     line::Bounds,
     metrics::Metrics,
@@ -214,6 +215,18 @@ impl Gateway {
         count("cached", choice.terms.cached_tokens);
         count("uncached", choice.terms.uncached_tokens);
         Some(Routed { member, deployment, choice })
+    }
+
+    /// Which replica a request would go to now, and what the choice sees of all. Remembers and counts nothing.
+    pub fn foresee<'a>(&self, deployment: &'a Deployment, asked: &Asked) -> Foreseen<'a> {
+        let Asked { chain, session, request, .. } = asked;
+        let now_ms = self.now_ms();
+        let (members, views) = deployment.candidates(now_ms, &[]);
+        let matches = lock(&self.index).matches(chain, now_ms, |slot| deployment.kv_blocks(slot));
+        let (ask, rules) = (Ask { chain, session: *session, request: *request, now_ms }, &self.settings.rules);
+        let scores = scores(&ask, &views, &matches, rules);
+        let choice = route(&ask, &views, &matches, rules);
+        Foreseen { deployment, members, views, scores, choice }
     }
 
     /// Who holds which beginnings of prompts. Every request waits for it: not to be kept.

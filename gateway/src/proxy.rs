@@ -13,6 +13,7 @@ use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::Body as _;
 use memchr::memmem;
+use serde_json::Value;
 use stoker_edge::trace::TRACEPARENT;
 use stoker_routing::{Chain, hash};
 
@@ -21,7 +22,7 @@ use crate::{
     body,
     doors::whom,
     error::{Dialect, GatewayError},
-    explain::explained,
+    explain::{explained, foreseen},
     fleet::{Deployment, Fleet, Member, Whom},
     gateway::{Gateway, Routed},
     headers::{PREFIXES, REQUEST_ID, RESUME, ROUTE, prefixes, request_id, to_client, to_replica},
@@ -175,6 +176,9 @@ pub async fn forward_stored(State(gateway): State<Arc<Gateway>>, request: Reques
         Ok(tenant) => tenant,
         Err(error) => return refused(&error, Dialect::Responses, access),
     };
+    if is_rehearsal(&parts.headers) {
+        return refused(&GatewayError::no_dry_run(), Dialect::Responses, access);
+    }
     access.asked_by(tenant.as_ref());
     let asked = match body::read(&parts.headers, body, gateway.settings.body_bytes_max).await {
         Ok(body) => Asked::without_prompt(parts, &id, tenant.as_deref(), body).traced(&access),
@@ -204,12 +208,20 @@ pub async fn forward_stored(State(gateway): State<Arc<Gateway>>, request: Reques
     refused(&last, Dialect::Responses, access)
 }
 
-/// Answers a request that a replica is to answer.
+/// Answers a request that a replica is to answer, or only with where it would go.
 pub async fn forward(State(gateway): State<Arc<Gateway>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let id = request_id(&parts.headers);
     let path = parts.uri.path().to_owned();
     let mut access = Access::begin(&gateway, parts.method.clone(), &path, &parts.headers, id.clone());
+    if is_rehearsal(&parts.headers) {
+        let mut response = match rehearse(&gateway, parts, body, &id, &mut access).await {
+            Ok(foreseen) => rehearsed(&foreseen, access),
+            Err(error) => refused(&error, Dialect::of(&path), access),
+        };
+        response.headers_mut().insert(REQUEST_ID, id);
+        return response;
+    }
     let mut response = match serve(&gateway, parts, body, &id, &mut access).await {
         Ok((answer, asked)) => relayed(answer, access, &asked),
         Err(error) => refused(&error, Dialect::of(&path), access),
@@ -246,6 +258,33 @@ async fn serve(
     }
 }
 
+/// Who asks, what, whom, whether they may: then they are told what a choice would see. It is one of their tenant's requests, and has no tokens.
+async fn rehearse(
+    gateway: &Arc<Gateway>,
+    parts: Parts,
+    body: Body,
+    id: &HeaderValue,
+    access: &mut Access,
+) -> Result<Value, GatewayError> {
+    let (whom, tenant) = (whom(&parts), permit::who(gateway, &parts.headers).await?);
+    access.asked_by(tenant.as_ref());
+    let body = body::read(&parts.headers, body, gateway.settings.body_bytes_max).await?;
+    let fleet = gateway.fleet();
+    let (asked, deployment) = ask(&fleet, &whom, tenant.as_deref(), parts, id, body)?;
+    access.permitted(tenant.as_ref().map(|tenant| Permit::begin(gateway, tenant, 0)).transpose()?);
+    access.deployment = deployment.host();
+    access.reason = "dry_run";
+    Ok(foreseen(&gateway.foresee(deployment, &asked), asked.chain.n_tokens()))
+}
+
+fn rehearsed(foreseen: &Value, mut access: Access) -> Response {
+    access.answered(StatusCode::OK.as_u16());
+    access.whole();
+    let mut response = Response::new(Body::from(foreseen.to_string()));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
 /// Waits until a replica has room for a request.
 pub(crate) async fn wait(
     gateway: &Arc<Gateway>,
@@ -267,6 +306,11 @@ fn refused(error: &GatewayError, dialect: Dialect, mut access: Access) -> Respon
     access.answered(error.status.as_u16());
     access.whole();
     error.response(dialect)
+}
+
+/// Whether it is only to be told where it would go.
+pub(crate) fn is_rehearsal(headers: &HeaderMap) -> bool {
+    headers.get(ROUTE).is_some_and(|value| value == "dry-run")
 }
 
 fn wants_reasons(headers: &HeaderMap) -> bool {

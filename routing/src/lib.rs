@@ -14,7 +14,7 @@ pub use held::Hearing;
 pub use index::{Matches, PrefixIndex, Source};
 pub use load::{Load, Own, Reported, load};
 pub use mix::{hash, mix};
-pub use route::{Ask, Choice, Reason, ReplicaView, Rules, Terms, route};
+pub use route::{Ask, Choice, Reason, ReplicaView, Rules, Score, Standing, Terms, route, scores};
 
 /// Bytes of text in a token, about: what a mean of English and code has. Only ratios of it matter.
 pub const BYTES_PER_TOKEN: u32 = 4;

@@ -163,6 +163,45 @@ pub struct Choice {
     pub n_over_share: usize,
 }
 
+/// Whether a replica may be chosen, and if not, why.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Standing {
+    /// It may.
+    Fits,
+    /// It has more than its share of requests: it may if all have.
+    OverShare,
+    /// It did not answer, and others do.
+    Silent,
+    /// Its weight is 0.
+    Weightless,
+    /// It is tried and the request was not drawn for it, or the other way round.
+    NotDrawn,
+}
+
+impl Standing {
+    /// One word, for who asks.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Fits => "fits",
+            Self::OverShare => "over_share",
+            Self::Silent => "silent",
+            Self::Weightless => "weightless",
+            Self::NotDrawn => "not_drawn",
+        }
+    }
+}
+
+/// What a choice sees of one replica.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Score {
+    /// Whether it may be chosen.
+    pub standing: Standing,
+    /// What it is chosen by, if it may.
+    pub terms: Terms,
+    /// How it is known what it holds, if it holds any.
+    pub source: Option<Source>,
+}
+
 /// A replica that may be chosen, by its place, and what it costs.
 #[derive(Clone, Copy)]
 struct Candidate {
@@ -180,30 +219,22 @@ struct Scene<'a> {
 
 /// Chooses; `None` if there is nobody to choose.
 pub fn route(ask: &Ask<'_>, replicas: &[ReplicaView], matches: &Matches, rules: &Rules) -> Option<Choice> {
-    let healthy = replicas.iter().any(|replica| replica.weight > 0 && replica.is_healthy);
-    let answers = |replica: &&ReplicaView| replica.weight > 0 && (replica.is_healthy || !healthy);
-    let drawn = draw(ask, replicas.iter().filter(answers));
-    let may = |replica: &ReplicaView| answers(&replica) && drawn.is_none_or(|is_trial| is_trial == is_tried(replica));
-    let (mut requests, mut shares, mut n_candidates, mut fresh) = (0.0, 0.0, 0, false);
-    for replica in replicas.iter().filter(|replica| may(replica)) {
-        requests += f64::from(replica.load.requests);
-        shares += share(replica, ask.now_ms, rules);
-        n_candidates += 1;
-        fresh |= replica.load.is_fresh;
-    }
-    let bound = rules.balance * (requests + 1.0) / shares + rules.slack / f64::from(WHOLE);
+    let field = Field::of(ask, replicas, rules);
     let scene = Scene { ask, replicas, matches, rules };
     let (mut fitting, mut over) = (Vec::with_capacity(replicas.len()), Vec::new());
-    for (place, replica) in replicas.iter().enumerate().filter(|(_, replica)| may(replica)) {
-        let most = (bound * share(replica, ask.now_ms, rules)).max(1.0);
-        let candidates = if f64::from(replica.load.requests) < most { &mut fitting } else { &mut over };
+    for (place, replica) in replicas.iter().enumerate() {
+        let candidates = match field.standing(replica) {
+            Standing::Fits => &mut fitting,
+            Standing::OverShare => &mut over,
+            Standing::Silent | Standing::Weightless | Standing::NotDrawn => continue,
+        };
         candidates.push(Candidate { place, cost: scene.terms(replica).cost });
     }
-    let n_over_share = over.len();
+    let (n_candidates, n_over_share) = (field.n_candidates, over.len());
     let candidates = if fitting.is_empty() { over } else { fitting };
-    let (place, reason) = match (n_candidates, fresh) {
+    let (place, reason) = match (n_candidates, field.is_fresh) {
         (0, _) => return None,
-        (_, _) if drawn == Some(true) => (scene.least(&candidates)?.0, Reason::Trial),
+        (_, _) if field.drawn == Some(true) => (scene.least(&candidates)?.0, Reason::Trial),
         (1, _) => (candidates.first()?.place, Reason::Only),
         (_, true) => scene.least(&candidates)?,
         (_, false) => scene.of_two(&candidates)?,
@@ -211,6 +242,65 @@ pub fn route(ask: &Ask<'_>, replicas: &[ReplicaView], matches: &Matches, rules: 
     let slot = replicas[place].slot;
     let (matched, source, terms) = (matches.of(slot), matches.source(slot), scene.terms(&replicas[place]));
     Some(Choice { place, matched, source, reason, terms, n_candidates, n_over_share })
+}
+
+/// What [`route`] sees of each replica, in their order.
+pub fn scores(ask: &Ask<'_>, replicas: &[ReplicaView], matches: &Matches, rules: &Rules) -> Vec<Score> {
+    let field = Field::of(ask, replicas, rules);
+    let scene = Scene { ask, replicas, matches, rules };
+    let score = |replica: &ReplicaView| Score {
+        standing: field.standing(replica),
+        terms: scene.terms(replica),
+        source: matches.source(replica.slot),
+    };
+    replicas.iter().map(score).collect()
+}
+
+/// Who may be chosen, and how many requests each may have.
+struct Field<'a> {
+    ask: &'a Ask<'a>,
+    rules: &'a Rules,
+    some_answer: bool,
+    /// Whether it goes to those that are tried; `None`: there are none, or no others.
+    drawn: Option<bool>,
+    n_candidates: usize,
+    is_fresh: bool,
+    /// Requests for each part of a share.
+    bound: f64,
+}
+
+impl<'a> Field<'a> {
+    fn of(ask: &'a Ask<'a>, replicas: &[ReplicaView], rules: &'a Rules) -> Self {
+        let some_answer = replicas.iter().any(|replica| replica.weight > 0 && replica.is_healthy);
+        let mut field = Self { ask, rules, some_answer, drawn: None, n_candidates: 0, is_fresh: false, bound: 0.0 };
+        field.drawn = draw(ask, replicas.iter().filter(|replica| field.out(replica).is_none()));
+        let (mut requests, mut shares, mut n_candidates, mut is_fresh) = (0.0, 0.0, 0, false);
+        for replica in replicas.iter().filter(|replica| field.out(replica).is_none()) {
+            requests += f64::from(replica.load.requests);
+            shares += share(replica, ask.now_ms, rules);
+            n_candidates += 1;
+            is_fresh |= replica.load.is_fresh;
+        }
+        let bound = rules.balance * (requests + 1.0) / shares + rules.slack / f64::from(WHOLE);
+        Self { n_candidates, is_fresh, bound, ..field }
+    }
+
+    /// Why it may not be chosen whatever it has to do, if so.
+    fn out(&self, replica: &ReplicaView) -> Option<Standing> {
+        match replica {
+            ReplicaView { weight: 0, .. } => Some(Standing::Weightless),
+            ReplicaView { is_healthy: false, .. } if self.some_answer => Some(Standing::Silent),
+            replica if self.drawn.is_some_and(|is_trial| is_trial != is_tried(replica)) => Some(Standing::NotDrawn),
+            _ => None,
+        }
+    }
+
+    fn standing(&self, replica: &ReplicaView) -> Standing {
+        self.out(replica).unwrap_or_else(|| {
+            let most = (self.bound * share(replica, self.ask.now_ms, self.rules)).max(1.0);
+            if f64::from(replica.load.requests) < most { Standing::Fits } else { Standing::OverShare }
+        })
+    }
 }
 
 fn is_tried(replica: &ReplicaView) -> bool {

@@ -3,7 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
-use stoker_routing::{Ask, Chain, Choice, Load, Matches, PrefixIndex, Reason, ReplicaView, Rules, Source, route};
+use stoker_routing::{
+    Ask, Chain, Choice, Load, Matches, PrefixIndex, Reason, ReplicaView, Rules, Score, Source, Standing, route, scores,
+};
 
 const NOW_MS: u64 = 1_000_000;
 const BLOCKS: u32 = 1 << 20;
@@ -30,6 +32,11 @@ fn prompt(seed: u8, n_bytes: usize) -> Chain {
 fn choose(chain: &Chain, replicas: &[ReplicaView], index: &PrefixIndex) -> Option<Choice> {
     let ask = Ask { chain, session: None, request: 7, now_ms: NOW_MS };
     route(&ask, replicas, &index.matches(chain, NOW_MS, |_| BLOCKS), &Rules::default())
+}
+
+fn seen(chain: &Chain, replicas: &[ReplicaView], index: &PrefixIndex) -> Vec<Score> {
+    let ask = Ask { chain, session: None, request: 7, now_ms: NOW_MS };
+    scores(&ask, replicas, &index.matches(chain, NOW_MS, |_| BLOCKS), &Rules::default())
 }
 
 fn slot_of(chain: &Chain, replicas: &[ReplicaView], index: &PrefixIndex) -> (u32, Reason) {
@@ -238,6 +245,26 @@ fn without_any_report_two_are_compared_and_holders_stay_first() {
     assert_eq!(slot_of(&chain, &replicas, &index), (9, Reason::Prefix));
 }
 
+#[test]
+fn who_may_not_be_chosen_is_said_why() {
+    let (chain, mut index) = (prompt(1, 4000), PrefixIndex::bounded(100));
+    index.note(&chain, 1, 0, NOW_MS);
+    let mut replicas = fleet(5, |_| {});
+    (replicas[1].load.requests, replicas[2].is_healthy, replicas[3].weight) = (90, false, 0);
+    let standings = |replicas: &[ReplicaView]| -> Vec<Standing> {
+        seen(&chain, replicas, &index).iter().map(|score| score.standing).collect()
+    };
+    let (fits, over) = (Standing::Fits, Standing::OverShare);
+    assert_eq!(standings(&replicas), [fits, over, Standing::Silent, Standing::Weightless, fits]);
+    let held = seen(&chain, &replicas, &index)[1];
+    assert_eq!((held.terms.cached_tokens, held.terms.requests, held.source), (960, 90, Some(Source::Predicted)));
+    // One that is tried: the request is drawn for it or for the others.
+    replicas[4].weight = 1;
+    assert_eq!(standings(&replicas)[4], Standing::NotDrawn);
+    replicas.iter_mut().for_each(|view| view.is_healthy = false);
+    assert!(!standings(&replicas).contains(&Standing::Silent), "nobody else is there");
+}
+
 /// A fleet in any state, and a prompt that some of it hold.
 fn worlds() -> impl Strategy<Value = (Vec<ReplicaView>, Chain, PrefixIndex)> {
     let load = (0..60u32, 0..20_000u64, 0.0..1.0f32, prop::bool::weighted(0.9)).prop_map(
@@ -271,6 +298,21 @@ proptest! {
         let any_healthy = replicas.iter().any(|view| view.weight > 0 && view.is_healthy);
         prop_assert!(chosen.weight > 0 && (chosen.is_healthy || !any_healthy));
         prop_assert!(choice.terms.cost.is_finite() && choice.n_over_share <= choice.n_candidates);
+    }
+
+    #[test]
+    fn what_is_said_of_replicas_is_what_the_choice_was_made_by((replicas, chain, index) in worlds()) {
+        let seen = seen(&chain, &replicas, &index);
+        let count = |standing| seen.iter().filter(|score| score.standing == standing).count();
+        let (n_fit, n_over) = (count(Standing::Fits), count(Standing::OverShare));
+        let Some(choice) = choose(&chain, &replicas, &index) else {
+            prop_assert_eq!(n_fit + n_over, 0);
+            return Ok(());
+        };
+        prop_assert_eq!((n_fit + n_over, n_over), (choice.n_candidates, choice.n_over_share));
+        let chosen = seen[choice.place];
+        prop_assert_eq!((chosen.terms, chosen.source), (choice.terms, choice.source));
+        prop_assert_eq!(chosen.standing, if n_fit > 0 { Standing::Fits } else { Standing::OverShare });
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::{
     gateway::Gateway,
     headers::{self, Changes},
     permit::{self, Permit},
-    proxy::{Asked, ask, newest, wait},
+    proxy::{Asked, ask, is_rehearsal, newest, wait},
     server::FORWARDED,
     tenants::Tenant,
     vital::Flight,
@@ -57,6 +57,10 @@ pub(super) enum Way {
 
 /// How a replica is picked for a request; an error for what this gateway would not send on either.
 pub(super) fn way(parts: &Parts) -> Result<Way, GatewayError> {
+    if is_rehearsal(&parts.headers) {
+        // The proxy would send it.
+        return Err(GatewayError::no_dry_run());
+    }
     let path = parts.uri.path();
     let is_of = |base: &str| path.strip_prefix(base).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     match FORWARDED.contains(&path) && parts.method == Method::POST {
@@ -163,5 +167,28 @@ fn among(deployment: &Deployment, subset: Option<&[String]>) -> Result<Vec<u32>,
     match deployment.candidates(0, &outside).0.is_empty() {
         true => Err(GatewayError::none_of_subset(deployment, subset.len())),
         false => Ok(outside),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Request;
+
+    use super::*;
+
+    #[test]
+    fn a_request_is_picked_for_by_its_prompt_or_by_load_and_not_to_try_it() {
+        let way = |method: Method, path: &str, route: &str| {
+            let request = Request::builder().method(method).uri(path).header("x-stoker-route", route);
+            way(&request.body(()).unwrap().into_parts().0).map_err(|error| error.code)
+        };
+        for (path, expected) in [
+            ("/v1/chat/completions", Ok(Way::ByPrompt)),
+            ("/v1/responses/resp_1", Ok(Way::Uncomputed)),
+            ("/metrics", Err("unknown_url")),
+        ] {
+            assert_eq!(way(Method::POST, path, "explain"), expected, "{path}");
+            assert_eq!(way(Method::POST, path, "dry-run"), Err("dry_run_unsupported"), "{path}");
+        }
     }
 }
