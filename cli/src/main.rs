@@ -6,15 +6,18 @@ mod dashboard;
 mod drain;
 mod events;
 mod explain;
+mod http;
 mod logs;
 mod operator;
 mod output;
 mod plan;
 mod records;
 mod rollout;
+mod route;
 mod settings;
 mod simulate;
 mod status;
+mod table;
 mod top;
 
 use std::{
@@ -51,6 +54,8 @@ enum Word {
     Rollout(rollout::Rollout),
     /// Why that many replicas? Explains scaling decisions from their records and makes each one again.
     Explain(explain::Explain),
+    /// Where would a request go now, and why not elsewhere? What a gateway sees of each replica; nothing is sent to one.
+    Route(route::Route),
     /// Completions for a shell, to be sourced by it.
     Completions {
         /// The shell.
@@ -94,6 +99,7 @@ async fn main() -> Result<ExitCode> {
         Word::Plan(args) => plan::plan(&args).await,
         Word::Rollout(args) => rollout::rollout(&args).await.map(|()| ExitCode::SUCCESS),
         Word::Explain(args) => explain::explain(&args).await,
+        Word::Route(args) => route::route(&args).await.map(|()| ExitCode::SUCCESS),
         Word::Dashboard(args) => dashboard::dashboard(&args).await.map(|()| ExitCode::SUCCESS),
         Word::Simulate(args) => simulate::simulate(&args).map(|()| ExitCode::SUCCESS),
     }

@@ -2,26 +2,21 @@
 //! forwarded port of the pod that holds the Lease. Owns the way there; understands nothing of records.
 
 use anyhow::{Context, Result, bail};
-use bytes::Bytes;
 use clap::Args;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::{Request, StatusCode, Uri, client::conn::http1, header};
-use hyper_util::rt::TokioIo;
+use http_body_util::Full;
+use hyper::{Request, StatusCode, header};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use kube::{Api, ResourceExt};
 use stoker_crds::scaling_status::RECORDS_PATH;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
     time::{Duration, timeout},
 };
 
-use crate::cluster::Cluster;
+use crate::{cluster::Cluster, http};
 
 /// Port of an operator whose pod names none.
 const PORT: u16 = 8080;
-/// Records of one deployment are a few hundred, about 2 KB each.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Where the operator is.
@@ -63,13 +58,8 @@ pub(crate) async fn ask(args: &OperatorArgs, cluster: &Cluster, path: &str) -> R
 }
 
 async fn by_url(url: &str, path: &str) -> Result<String> {
-    let uri: Uri = url.parse().with_context(|| format!("{url:?} is no URL such as http://localhost:8080"))?;
-    let (Some("http"), Some(host)) = (uri.scheme_str(), uri.host()) else {
-        bail!("{url:?} is no URL such as http://localhost:8080");
-    };
-    let address = format!("{host}:{}", uri.port_u16().unwrap_or(80));
-    let stream = TcpStream::connect(&address).await.with_context(|| format!("reach the operator at {url}"))?;
-    get(stream, &address, path).await.with_context(|| format!("ask the operator at {url}"))
+    let (stream, host) = http::connect(url).await.with_context(|| format!("reach the operator at {url}"))?;
+    get(stream, &host, path).await.with_context(|| format!("ask the operator at {url}"))
 }
 
 async fn by_pod(args: &OperatorArgs, cluster: &Cluster, path: &str) -> Result<String> {
@@ -109,31 +99,22 @@ async fn leader(place: &LeasePlace, cluster: &Cluster) -> Result<String> {
     holder.with_context(|| format!("nobody holds Lease {lease} in {namespace}: no operator leads now"))
 }
 
-/// The port of this name of the operator's containers.
+async fn get(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, host: &str, path: &str) -> Result<String> {
+    let request = Request::get(path).header(header::HOST, host).body(Full::default()).context("make a request")?;
+    let (status, text) = http::ask(stream, request).await?;
+    match status {
+        StatusCode::OK => Ok(text),
+        _ if text.is_empty() => bail!("{status}"),
+        _ => bail!("{}", text.trim()),
+    }
+}
+
+/// The port of this name of a pod's containers.
 pub(crate) fn port(pod: &Pod, name: &str) -> Option<u16> {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let mut ports = containers.flat_map(|container| container.ports.iter().flatten());
     let named = ports.find(|port| port.name.as_deref() == Some(name))?;
     u16::try_from(named.container_port).ok()
-}
-
-/// One GET over a stream of bytes.
-async fn get(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, host: &str, path: &str) -> Result<String> {
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.context("begin HTTP")?;
-    // Ends with the sender; what breaks it breaks the request too, which says so.
-    let connection = tokio::spawn(connection);
-    let request =
-        Request::get(path).header(header::HOST, host).body(Empty::<Bytes>::new()).context("make a request")?;
-    let response = sender.send_request(request).await.context("send the request")?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-    connection.abort();
-    let body = body.map_err(|error| anyhow::anyhow!("read the answer: {error}"))?.to_bytes();
-    let text = String::from_utf8(body.to_vec()).context("read the answer: it is no text")?;
-    if status == StatusCode::OK {
-        return Ok(text);
-    }
-    bail!("{}", if text.is_empty() { status.to_string() } else { text.trim().to_owned() })
 }
 
 #[cfg(test)]

@@ -12,8 +12,11 @@ use crate::{
     cluster::{Cluster, ClusterArgs},
     operator::{self, OperatorArgs},
     output::Output,
+    table::table,
 };
 
+/// Columns that are no numbers.
+const N_WORDS: usize = 2;
 /// The operator asks as often.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
@@ -81,7 +84,8 @@ fn deployments(fleet: &FleetLoad, with_namespace: bool) -> String {
         let [running, waiting, kv, ttft, itl, prefill, preempted] = numbers(replicas);
         [name, format!("{serving}/{replicas_wanted}"), running, waiting, kv, ttft, itl, prefill, preempted]
     });
-    table(head, rows.collect())
+    let rows: Vec<_> = rows.collect();
+    if rows.is_empty() { "no InferenceDeployment here\n".to_owned() } else { table(head, N_WORDS, &rows) }
 }
 
 /// A line for each replica.
@@ -91,7 +95,7 @@ fn replicas(deployment: &DeploymentLoad) -> String {
         let [running, waiting, kv, ttft, itl, prefill, preempted] = numbers(std::slice::from_ref(replica));
         [replica.pod.clone(), replica.state.word().to_owned(), running, waiting, kv, ttft, itl, prefill, preempted]
     });
-    table(head, rows.collect())
+    table(head, N_WORDS, &rows.collect::<Vec<_>>())
 }
 
 /// Sums, shares and the worst of those that could be read; a dash where none could.
@@ -114,29 +118,6 @@ fn numbers(replicas: &[ReplicaLoad]) -> [String; 7] {
         if prefill > 0.0 { format!("{prefill:.0}") } else { "-".to_owned() },
         sum(|load| load.preemptions).to_string(),
     ]
-}
-
-fn table<const N: usize>(head: [&str; N], rows: Vec<[String; N]>) -> String {
-    if rows.is_empty() {
-        return "no InferenceDeployment here\n".to_owned();
-    }
-    let width = |column: usize| rows.iter().map(|row| row[column].len()).chain([head[column].len()]).max().unwrap_or(0);
-    let line = |cells: [&str; N]| {
-        let cells: Vec<String> = cells
-            .iter()
-            .enumerate()
-            .map(|(column, cell)| match column {
-                0 | 1 => format!("{cell:<0$}", width(column)),
-                _ => format!("{cell:>0$}", width(column)),
-            })
-            .collect();
-        cells.join("  ").trim_end().to_owned() + "\n"
-    };
-    let mut text = line(head);
-    for row in &rows {
-        text += &line(row.each_ref().map(String::as_str));
-    }
-    text
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The `InferenceDeployment` resource and the wire contract between operator and agent.
 //!
-//! `contract`, `description`, `endpoints`, `history`, `intent`, `kv_events` and `scaling` are plain serde, all that agent, gateway and decision link; the Kubernetes resource stands
+//! `contract`, `description`, `endpoints`, `history`, `intent`, `kv_events`, `route` and `scaling` are plain serde, all that agent, gateway and decision link; the Kubernetes resource stands
 //! behind the feature `resource`.
 
 pub mod contract;
@@ -9,6 +9,7 @@ pub mod endpoints;
 pub mod history;
 pub mod intent;
 pub mod kv_events;
+pub mod route;
 pub mod scaling;
 
 #[cfg(feature = "resource")]

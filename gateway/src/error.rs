@@ -118,6 +118,12 @@ impl GatewayError {
         Self::new(StatusCode::NOT_FOUND, "unknown_url", message)
     }
 
+    /// What is asked about its route is not known.
+    pub fn unknown_route_word() -> Self {
+        let message = "`x-stoker-route` is `explain` or `dry-run`: write one of them, or leave it out";
+        Self::new(StatusCode::BAD_REQUEST, "invalid_route_header", message)
+    }
+
     /// It would not be a dry run.
     pub fn no_dry_run() -> Self {
         let message =

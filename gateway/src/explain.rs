@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use serde_json::{Value, json};
-use stoker_routing::{Choice, ReplicaView, Score, Source};
+use stoker_crds::route::{ForeseenReplica, ForeseenRoute, SeenReplica};
+use stoker_routing::{Choice, ReplicaView, Score, Source, Terms};
 
 use crate::fleet::{Deployment, Member};
 
@@ -40,35 +40,41 @@ pub struct Foreseen<'a> {
     pub choice: Option<Choice>,
 }
 
-/// As JSON, with a line for each replica, those that take no requests last.
-pub fn foreseen(foreseen: &Foreseen<'_>, prompt_tokens: u32) -> Value {
+/// As it is told, those that take no requests last.
+pub fn foreseen(foreseen: &Foreseen<'_>, prompt_tokens: u32) -> ForeseenRoute {
     let Foreseen { deployment, members, views, scores, choice } = foreseen;
     let chosen = choice.map(|choice| choice.place);
-    let seen = members.iter().zip(views).zip(scores).enumerate().map(|(place, ((member, view), score))| {
-        json!({
-            "pod": member.pod,
-            "state": member.state.word(),
-            "chosen": chosen == Some(place),
-            "standing": score.standing.word(),
-            "prefix": score.source.map_or("none", Source::word),
-            "cachedTokens": score.terms.cached_tokens,
-            "uncachedTokens": score.terms.uncached_tokens,
-            "waitingTokens": score.terms.waiting_tokens,
-            "requests": score.terms.requests,
-            "kvShare": (f64::from(view.load.kv_share) * 1000.0).round() / 1000.0,
-            "loadIsFresh": view.load.is_fresh,
-            "weight": view.weight,
-            "cost": score.terms.cost.round(),
-        })
-    });
+    let told = |member: &Member, chosen, seen| ForeseenReplica {
+        pod: member.pod.clone(),
+        state: member.state.word().to_owned(),
+        chosen,
+        seen,
+    };
+    let seen = members.iter().zip(views).zip(scores).enumerate();
+    let seen = seen.map(|(place, ((member, view), score))| told(member, chosen == Some(place), Some(of(view, score))));
     let is_out = |member: &&Member| !members.iter().any(|seen| seen.slot == member.slot);
-    let out = deployment.members.iter().filter(is_out);
-    let out = out.map(|member| json!({"pod": member.pod, "state": member.state.word(), "chosen": false}));
-    json!({
-        "deployment": deployment.host(),
-        "promptTokens": prompt_tokens,
-        "replica": chosen.map(|place| &members[place].pod),
-        "reason": choice.map(|choice| choice.reason.word()),
-        "replicas": seen.chain(out).collect::<Vec<_>>(),
-    })
+    let out = deployment.members.iter().filter(is_out).map(|member| told(member, false, None));
+    ForeseenRoute {
+        deployment: deployment.host(),
+        prompt_tokens,
+        replica: chosen.map(|place| members[place].pod.clone()),
+        reason: choice.map(|choice| choice.reason.word().to_owned()),
+        replicas: seen.chain(out).collect(),
+    }
+}
+
+fn of(view: &ReplicaView, score: &Score) -> SeenReplica {
+    let Terms { cached_tokens, uncached_tokens, waiting_tokens, requests, cost } = score.terms;
+    SeenReplica {
+        standing: score.standing.word().to_owned(),
+        prefix: score.source.map_or("none", Source::word).to_owned(),
+        cached_tokens,
+        uncached_tokens,
+        waiting_tokens,
+        requests,
+        kv_share: (f64::from(view.load.kv_share) * 1000.0).round() / 1000.0,
+        load_is_fresh: view.load.is_fresh,
+        weight: view.weight,
+        cost: cost.round(),
+    }
 }

@@ -13,7 +13,10 @@ use axum::http::{
     },
 };
 
-use stoker_crds::kv_events::{PREFIXES_HEADER, PREFIXES_MAX};
+use stoker_crds::{
+    kv_events::{PREFIXES_HEADER, PREFIXES_MAX},
+    route::ROUTE_HEADER,
+};
 use stoker_edge::api_key::API_KEY;
 use stoker_routing::{Chain, Mark};
 
@@ -22,7 +25,7 @@ use crate::{resume::MODEL, tenants::Tenant};
 /// By which a request is found in all logs.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Asks for the reasons of a choice, and has them in the answer.
-pub const ROUTE: HeaderName = HeaderName::from_static("x-stoker-route");
+pub const ROUTE: HeaderName = HeaderName::from_static(ROUTE_HEADER);
 /// What must be the same wherever a request is answered, `SEED-ID-CREATED`: drawn here, so that it is when it is sent again.
 pub const DRAWN: HeaderName = HeaderName::from_static("x-stoker-drawn");
 /// Asks for the tokens of an answer that is not streamed before the answer, so that it can go on elsewhere, too.

@@ -4,16 +4,17 @@
 use std::{io, sync::Arc, time::Duration};
 
 use axum::{
+    Json,
     body::Body,
     extract::{Request, State},
     http::{HeaderMap, HeaderValue, Method, StatusCode, header::CONTENT_TYPE, request::Parts},
-    response::Response,
+    response::{IntoResponse, Response},
 };
 use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::Body as _;
 use memchr::memmem;
-use serde_json::Value;
+use stoker_crds::route::{DRY_RUN, EXPLAIN, ForeseenRoute};
 use stoker_edge::trace::TRACEPARENT;
 use stoker_routing::{Chain, hash};
 
@@ -265,7 +266,7 @@ async fn rehearse(
     body: Body,
     id: &HeaderValue,
     access: &mut Access,
-) -> Result<Value, GatewayError> {
+) -> Result<ForeseenRoute, GatewayError> {
     let (whom, tenant) = (whom(&parts), permit::who(gateway, &parts.headers).await?);
     access.asked_by(tenant.as_ref());
     let body = body::read(&parts.headers, body, gateway.settings.body_bytes_max).await?;
@@ -277,12 +278,10 @@ async fn rehearse(
     Ok(foreseen(&gateway.foresee(deployment, &asked), asked.chain.n_tokens()))
 }
 
-fn rehearsed(foreseen: &Value, mut access: Access) -> Response {
+fn rehearsed(foreseen: &ForeseenRoute, mut access: Access) -> Response {
     access.answered(StatusCode::OK.as_u16());
     access.whole();
-    let mut response = Response::new(Body::from(foreseen.to_string()));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
+    Json(foreseen).into_response()
 }
 
 /// Waits until a replica has room for a request.
@@ -310,11 +309,19 @@ fn refused(error: &GatewayError, dialect: Dialect, mut access: Access) -> Respon
 
 /// Whether it is only to be told where it would go.
 pub(crate) fn is_rehearsal(headers: &HeaderMap) -> bool {
-    headers.get(ROUTE).is_some_and(|value| value == "dry-run")
+    headers.get(ROUTE).is_some_and(|value| value == DRY_RUN)
 }
 
 fn wants_reasons(headers: &HeaderMap) -> bool {
-    headers.get(ROUTE).is_some_and(|value| value == "explain")
+    headers.get(ROUTE).is_some_and(|value| value == EXPLAIN)
+}
+
+/// A word that was mistyped would be sent on, and its answer looked through for reasons in vain.
+fn knows_word(headers: &HeaderMap) -> Result<(), GatewayError> {
+    match headers.get(ROUTE) {
+        Some(word) if word != EXPLAIN && word != DRY_RUN => Err(GatewayError::unknown_route_word()),
+        _ => Ok(()),
+    }
 }
 
 /// Reads what routing needs, and finds who is asked.
@@ -330,6 +337,7 @@ pub(crate) fn ask<'a>(
         return Err(GatewayError::no_endpoints_yet());
     }
     let Parts { method, uri, headers, .. } = parts;
+    knows_word(&headers)?;
     let facts = Facts::scan(&body)?;
     let found = fleet.find(whom, facts.model.as_deref());
     let deployment = found.map_err(|lost| GatewayError::lost(&lost, &fleet.models(whom, tenant)))?;

@@ -158,6 +158,10 @@ async fn where_nobody_serves_nobody_is_named() {
     let rig = Rig::start().await;
     let foreseen: Value = rig.ask("code", "dry-run", "").await.json().await.unwrap();
     assert_eq!([&foreseen["replica"], &foreseen["replicas"]], [&Value::Null, &json!([])], "{foreseen}");
+    let mistyped = rig.ask("chat", "dryrun", "").await;
+    let (status, said) = (mistyped.status(), mistyped.text().await.unwrap());
+    assert!(status == 400 && said.contains("`explain` or `dry-run`"), "{said}");
+    assert_eq!(rig.n_asked.load(Ordering::Relaxed), 0);
     let stored = rig.url.replace("chat/completions", "responses/resp_1");
     let refused = rig.client.delete(stored).header("x-stoker-route", "dry-run").send().await.unwrap();
     assert_eq!(refused.status(), 400, "it would delete");

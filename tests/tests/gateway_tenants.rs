@@ -3,6 +3,7 @@
 
 use std::{
     path::PathBuf,
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -13,6 +14,7 @@ use serde_json::{Value, json};
 use stoker_crds::endpoints::EndpointState;
 use stoker_tests::{
     agent::AgentProcess,
+    cluster::built,
     gateway::{GatewayProcess, Teller, deployment, replica},
 };
 use tempfile::TempDir;
@@ -242,5 +244,46 @@ async fn prompts_of_a_tenant_are_cached_for_itself_alone() -> Result<()> {
     assert!(cached("a").await? > 100);
     assert_eq!([cached("b").await?, cached("c").await?], [0, 0]);
     assert!(cached("d").await? > 100, "these two want it so");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_command_says_where_a_request_would_go() -> Result<()> {
+    let rig = Rig::start(&[("search", ", limits: {requestsPerMinute: 2}")]).await?;
+    let folder = tempfile::tempdir()?;
+    let file = |name: &str, text: &str| -> Result<String> {
+        std::fs::write(folder.path().join(name), text)?;
+        Ok(folder.path().join(name).display().to_string())
+    };
+    // A gateway that is named is asked, and no API server.
+    let kubeconfig = file(
+        "kubeconfig",
+        "{clusters: [{name: a, cluster: {server: 'http://127.0.0.1:1'}}], users: [{name: a, user: {}}],
+          contexts: [{name: a, context: {cluster: a, user: a}}], current-context: a}",
+    )?;
+    let url = rig.gateway.url("");
+    let route = |tenant: &str, more: &[&str]| -> Result<(bool, String)> {
+        let mut command = Command::new(built("kubectl-stoker"));
+        command.args(["route", "chat", "--kubeconfig", &kubeconfig, "--gateway", &url]).args(more);
+        let output = command.env("STOKER_API_KEY", format!("key-of-{tenant}")).output()?;
+        let said = if output.status.success() { output.stdout } else { output.stderr };
+        Ok((output.status.success(), String::from_utf8(said)?))
+    };
+    let (is_told, said) = route("search", &[])?;
+    assert!(
+        is_told && said.contains("for chat.default of about") && said.contains("would go to pod-0, the only one"),
+        "{said}"
+    );
+    let request = file("request", r#"{"prompt": "The quick brown fox jumps over the lazy dog", "max_tokens": 1}"#)?;
+    let (_, said) = route("search", &["--request", &request, "--output", "json"])?;
+    let told: Value = serde_json::from_str(&said)?;
+    assert_eq!([&told["replica"], &told["replicas"][0]["chosen"]], [&json!("pod-0"), &json!(true)], "{told}");
+    assert_eq!(rig.counted("stoker_gateway_routes_total{reason=\"only\"}").await?, 0.0, "nothing was sent");
+
+    let refused = |(is_told, said): (bool, String), words: &str| assert!(!is_told && said.contains(words), "{said}");
+    refused(route("search", &[])?, "429");
+    refused(route("nobody", &[])?, "401");
+    let neither = file("neither", "{}")?;
+    refused(route("search", &["--request", &neither])?, "neither `messages`");
     Ok(())
 }
