@@ -5,6 +5,7 @@
 mod cache;
 mod matcher;
 mod notation;
+mod refusal;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use llguidance::{ParserFactory, TokenParser, earley::SlicedBiasComputer};
 use crate::{constraint::Constraint, request::TokenId, text::Tokenizer};
 use cache::Cache;
 use matcher::Compiled;
+use refusal::{excerpt, mistake_in_regex};
 use words::{WordMasks, Words};
 
 pub use notation::{lark_from_ebnf, quoted};
@@ -68,9 +70,6 @@ pub enum Source {
 /// chain: some 3 KB of stack for each 5 bytes of a grammar. Only what is used of it becomes memory.
 const STACK_BYTES: usize = 256 << 20;
 
-/// Longest reason of a refusal in characters: llguidance repeats the grammar.
-const REASON_CHARS: usize = 600;
-
 impl GrammarCompiler {
     /// A compiler over a model's vocabulary; `eos` are the tokens that may end a completion. Takes a fraction of a second
     /// for a large vocabulary.
@@ -103,7 +102,9 @@ impl GrammarCompiler {
 
     fn parser(&self, spec: &GrammarSpec) -> Result<TokenParser, GrammarError> {
         let parser = self.factory.create_parser(spec.grammar()?);
-        let mut parser = parser.map_err(|error| GrammarError::Refused(excerpt(&error.to_string())))?;
+        let mistake = || if let GrammarSpec::Regex(regex) = spec { mistake_in_regex(regex) } else { None };
+        let refused = |reason: &str| GrammarError::Refused(mistake().unwrap_or_else(|| excerpt(reason)));
+        let mut parser = parser.map_err(|error| refused(&error.to_string()))?;
         parser.bias_computer = Arc::new(WordMasks::new(Arc::clone(&self.words)));
         Ok(parser)
     }
@@ -127,13 +128,4 @@ fn with_stack<T: Send>(work: impl FnOnce() -> Result<T, GrammarError> + Send) ->
         let compiling = compiling.spawn_scoped(scope, work).map_err(no_thread)?;
         compiling.join().unwrap_or_else(|_| Err(GrammarError::Refused("compiling it failed".into())))
     })
-}
-
-/// The reason without what llguidance says about its own state.
-fn excerpt(reason: &str) -> String {
-    let reason = reason.split("\n<state>").next().unwrap_or(reason).trim();
-    match reason.char_indices().nth(REASON_CHARS) {
-        Some((end, _)) => format!("{} …", &reason[..end]),
-        None => reason.to_owned(),
-    }
 }

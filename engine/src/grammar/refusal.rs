@@ -1,0 +1,66 @@
+//! What a refusal says: where the mistake is, and of what was sent no more than what stands around it. A grammar may be long, and its
+//! author has it.
+
+use regex_syntax::{Parser, ast::Span};
+
+/// Longest reason in characters, and longest of its lines: llguidance repeats the grammar.
+const REASON_CHARS: usize = 400;
+const LINE_CHARS: usize = 100;
+/// Characters of an expression that are quoted: before its mistake, and from there on.
+const BEFORE_CHARS: usize = 20;
+const BEHIND_CHARS: usize = 30;
+
+/// llguidance's reason, without what it says about its own state.
+pub(super) fn excerpt(reason: &str) -> String {
+    let reason = reason.split("\n<state>").next().unwrap_or(reason).trim();
+    let lines: Vec<String> = reason.lines().map(|line| first_chars(line, LINE_CHARS)).collect();
+    first_chars(&lines.join("\n"), REASON_CHARS)
+}
+
+/// Where a regular expression stops being one, and why; `None` if it is one, and refused for another reason.
+pub(super) fn mistake_in_regex(regex: &str) -> Option<String> {
+    let (span, why) = match Parser::new().parse(regex).err()? {
+        regex_syntax::Error::Parse(error) => (*error.span(), error.kind().to_string()),
+        regex_syntax::Error::Translate(error) => (*error.span(), error.kind().to_string()),
+        _ => return None,
+    };
+    Some(format!("at {}: {why}", place(regex, span)))
+}
+
+/// By characters from 1, as editors count, and what stands there.
+fn place(regex: &str, Span { start, .. }: Span) -> String {
+    let (before, behind) = regex.split_at(start.offset);
+    let n_before = before.chars().count();
+    let shown: String = before.chars().skip(n_before.saturating_sub(BEFORE_CHARS)).collect();
+    let opening = if n_before > BEFORE_CHARS { "…" } else { "" };
+    format!("character {} in `{opening}{shown}{}`", n_before + 1, first_chars(behind, BEHIND_CHARS))
+}
+
+fn first_chars(text: &str, n_chars: usize) -> String {
+    match text.char_indices().nth(n_chars) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mistake_is_counted_in_characters_and_shown_with_what_is_around_it() {
+        let long = format!("{}(naïve|é{}", "ä".repeat(500), "x".repeat(500));
+        let said = mistake_in_regex(&long).unwrap();
+        let shown = format!("…{}(naïve|é{}…", "ä".repeat(20), "x".repeat(22));
+        assert_eq!(said, format!("at character 501 in `{shown}`: unclosed group"));
+        assert_eq!(mistake_in_regex("a{2,1}").unwrap().split(" in ").next(), Some("at character 2"));
+        assert_eq!(mistake_in_regex("[a-z]+"), None);
+    }
+
+    #[test]
+    fn a_long_line_is_cut_and_what_follows_it_is_not() {
+        let said = excerpt(&format!("1(8): no such rule\nstart: {}\n<state>x", "y".repeat(1000)));
+        assert!(said.starts_with("1(8): no such rule\nstart: yyy") && said.ends_with("y…"), "{said}");
+        assert!(said.chars().count() < 130, "{said}");
+    }
+}
