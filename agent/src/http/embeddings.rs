@@ -1,6 +1,6 @@
 //! `POST /v1/embeddings`, as OpenAI's: a vector for each text, made as the model's own files say.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use axum::{Json, extract::State};
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -14,7 +14,7 @@ use crate::{
         extract::{Admitted, Arrival},
         fields::Fields,
         generate::{self, Encoding},
-        params::{both_salts, cache_salt, priority, truncation},
+        params::{Standing, truncation},
         stream::{has_failed, stopped},
         usage::PromptUsage,
         wire_prompt::WirePrompt,
@@ -80,8 +80,8 @@ pub(crate) async fn create(
     let truncate = truncation(&mut fields)?;
     fields.take::<String>("user")?;
     let specials = fields.take("add_special_tokens")?.unwrap_or(true).into();
-    let salt = both_salts(open.passage.salt.as_ref(), cache_salt(&mut fields)?);
-    let template = request(&served, priority(&mut fields)?, salt);
+    let standing = Standing::take(&mut fields, open.passage.salt.as_ref(), Instant::now())?;
+    let template = request(&served, standing);
     fields.finish()?;
     check_number(input.len())?;
     let mut prompts = input.tokens(&served, Encoding::new(specials, truncate)).await.map_err(of_input)?;
@@ -109,9 +109,10 @@ fn check_number(n_texts: usize) -> Result<(), ApiError> {
 }
 
 /// What asks for the vector of a prompt that is still to be named.
-pub(crate) fn request(served: &Served, priority: i32, cache_salt: Option<Arc<str>>) -> Request {
+pub(crate) fn request(served: &Served, Standing { priority, deadline, cache_salt }: Standing) -> Request {
     Request {
         priority,
+        deadline,
         cache_salt,
         pooling: Some(served.engine.model().embedding.pooling),
         sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },

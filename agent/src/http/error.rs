@@ -92,6 +92,13 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "replica_ended", message).retry(1)
     }
 
+    /// By the names that another API has for fields: `name` gives that of a chat request's field, if it is another one.
+    pub(crate) fn in_words_of(self, name: impl Fn(&str) -> Option<String>) -> Self {
+        let Some((was, is)) = self.param.as_deref().and_then(|param| Some((param, name(param)?))) else { return self };
+        let message = self.message.replace(&format!("`{was}`"), &format!("`{is}`"));
+        Self { message, param: Some(is), ..self }
+    }
+
     /// The body, also for errors inside a stream.
     pub(crate) fn body(&self) -> ErrorBody<'_> {
         ErrorBody {
@@ -210,6 +217,15 @@ mod tests {
             assert_eq!(response.status().as_u16(), status);
             assert_eq!(response.headers()["retry-after"], seconds);
         }
+    }
+
+    #[test]
+    fn another_api_reads_its_own_names_of_fields() {
+        let error = ApiError::invalid("stop", "`stop` has 17 strings: send fewer, and tokens in `stop_token_ids`");
+        let renamed = error.clone().in_words_of(|name| (name == "stop").then(|| "stop_sequences".to_owned()));
+        assert_eq!(renamed.param.as_deref(), Some("stop_sequences"));
+        assert_eq!(renamed.message, "`stop_sequences` has 17 strings: send fewer, and tokens in `stop_token_ids`");
+        assert_eq!(error.clone().in_words_of(|_| None), error);
     }
 
     #[test]

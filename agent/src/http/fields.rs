@@ -152,6 +152,15 @@ impl Fields {
         }
     }
 
+    /// Takes an object, or a word in its place. serde would also fill one by an array, member by member.
+    pub(crate) fn object<T: DeserializeOwned>(&mut self, field: &'static str) -> Result<Option<T>, FieldError> {
+        if self.left.get(field).is_some_and(|place| self.raw(place).starts_with('[')) {
+            let reason = "expected an object, got an array".to_owned();
+            return Err(FieldError::WrongType { path: field.to_owned(), reason });
+        }
+        self.take(field)
+    }
+
     /// Takes a field that must be there.
     pub(crate) fn require<T: DeserializeOwned>(&mut self, field: &'static str) -> Result<T, FieldError> {
         self.take(field)?.ok_or_else(|| FieldError::Missing { field: field.to_owned() })
@@ -363,6 +372,15 @@ mod tests {
         let nested = body.take::<Vec<serde_json::Value>>("list").unwrap_err();
         assert_eq!(nested.param(), Some("list[0].a.b"));
         assert_eq!(body.take::<Bias>("null").unwrap().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn an_array_is_no_object_though_it_would_fill_one() {
+        #[derive(Debug, PartialEq, serde::Deserialize)]
+        struct Two(u32, u32);
+        let mut body = fields(r#"{"a": [1, 2], "b": [1, 2]}"#);
+        assert_eq!(body.take::<Two>("a"), Ok(Some(Two(1, 2))));
+        assert_eq!(body.object::<Two>("b").unwrap_err().param(), Some("b"));
     }
 
     #[test]

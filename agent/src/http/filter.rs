@@ -22,7 +22,12 @@ pub(crate) struct Filter {
 impl Filter {
     /// Takes the fields.
     pub(crate) fn take(fields: &mut Fields, vocab_size: u32) -> Result<Self, ApiError> {
+        let is_sent = fields.has("allowed_token_ids");
         let allowed = params::tokens(fields, "allowed_token_ids", vocab_size, None)?;
+        if is_sent && allowed.is_empty() {
+            let message = "`allowed_token_ids` is empty, so that no token could come: send some, or remove it";
+            return Err(ApiError::empty_array("allowed_token_ids", message));
+        }
         let bad_words: Vec<String> = fields.take("bad_words")?.unwrap_or_default();
         if bad_words.len() > MAX_BAD_WORDS {
             let message = format!("`bad_words` has {} words, at most {MAX_BAD_WORDS} are supported", bad_words.len());

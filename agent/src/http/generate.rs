@@ -110,6 +110,14 @@ fn completions_of<'a>(
     let TokenizedRequest { generation, logprobs, .. } = request;
     let shape = SequenceShape { prompt_tokens, max_tokens: generation.max_tokens };
     let max_tokens = completion_room(max_model_len, shape)?;
+    let min_tokens = generation.stop.min_tokens;
+    if min_tokens > max_tokens {
+        let message = format!(
+            "min_tokens={min_tokens}, and this answer can have {max_tokens} tokens: send a `min_tokens` of at most {max_tokens}, \
+             a larger `max_tokens` if that is not all the context has room for, or else a shorter prompt"
+        );
+        return Err(ApiError::invalid("min_tokens", message));
+    }
     let deadline = generation.begins_within.map(|within| Instant::now() + within);
     Ok((0..generation.n).map(move |choice| Request {
         prompt: prompt.to_vec(),

@@ -7,9 +7,9 @@ use crate::http::{error::ApiError, fields::Fields};
 
 /// A field and what is said about it.
 pub(crate) struct Neutral {
-    field: &'static str,
+    pub(crate) field: &'static str,
     /// Values that change nothing.
-    values: Vec<Value>,
+    pub(crate) values: Vec<Value>,
     /// Why another is refused.
     why: &'static str,
 }
@@ -50,7 +50,8 @@ pub(crate) fn neutral<const N: usize>(field: &'static str, values: [Value; N], w
     Neutral { field, values: values.into(), why }
 }
 
-fn table() -> Vec<Neutral> {
+/// Of every endpoint that generates.
+pub(crate) fn table() -> Vec<Neutral> {
     const NO_BEAMS: &str = "tokens are sampled, never searched for by beams";
     const NO_CODE: &str = "no code of a client runs here";
     vec![
@@ -68,7 +69,8 @@ fn table() -> Vec<Neutral> {
     ]
 }
 
-fn table_of_chat() -> Vec<Neutral> {
+/// Of chat only.
+pub(crate) fn table_of_chat() -> Vec<Neutral> {
     const TOOLS: &str = "this is the older form of `tools` and `tool_choice`";
     vec![
         neutral("functions", [json!([])], TOOLS),

@@ -1,5 +1,7 @@
-//! `GET /openapi.json`: the endpoints, their methods and the fields that must be sent, for tools that read such a document. What
-//! every field means is in `docs/api.md`; bodies are checked by the endpoints, not by this.
+//! `GET /openapi.json`: the endpoints, their methods and the fields of requests, for tools that read such a document. What every field
+//! means is in `docs/api.md`; bodies are checked by the endpoints, not by this.
+
+mod requests;
 
 use axum::Json;
 use serde_json::{Value, json};
@@ -72,41 +74,28 @@ fn object(required: &[&str], properties: Value) -> Value {
     json!({"type": "object", "required": required, "properties": properties})
 }
 
+/// Of requests and of answers.
 fn schemas() -> Value {
+    let mut schemas = requests::bodies();
     let text = json!({"type": "string"});
-    let tokens = json!({"type": "array", "items": {"type": "integer", "minimum": 0}});
-    let messages = json!({"type": "array", "minItems": 1, "items": object(&["role", "content"], json!({
-        "role": {"enum": ["user", "assistant"]}, "content": text}))});
     let list = json!({"type": "array"});
-    json!({
-        "Object": {"type": "object"},
-        "ChatRequest": object(&["messages"], json!({"messages": messages, "stream": {"type": "boolean"},
-            "max_completion_tokens": {"type": "integer", "minimum": 1, "maximum": 4_294_967_295_u32}})),
-        "ChatCompletion": object(&["id", "object", "choices", "usage"], json!({"choices": list})),
-        "CompletionRequest": object(&["prompt"], json!({"prompt": text, "stream": {"type": "boolean"},
-            "max_tokens": {"type": "integer", "minimum": 1, "maximum": 4_294_967_295_u32}})),
-        "Completion": object(&["id", "object", "choices", "usage"], json!({"choices": list})),
-        "ResponseRequest": object(&["input"], json!({"input": text})),
-        "Response": object(&["id", "object", "status", "output"], json!({"output": list})),
-        "MessageRequest": object(&["model", "messages", "max_tokens"], json!({"model": text, "messages": messages,
-            "max_tokens": {"type": "integer", "minimum": 1, "maximum": 4_294_967_295_u32}})),
-        "MessagesToCount": object(&["model", "messages"], json!({"model": text, "messages": messages})),
-        "Message": object(&["id", "type", "content", "usage"], json!({"content": list})),
-        "TokenCount": object(&["input_tokens"], json!({"input_tokens": {"type": "integer"}})),
-        "EmbeddingRequest": object(&["input"], json!({"input": text, "encoding_format": {"enum": ["float", "base64"]}})),
-        "Embeddings": object(&["object", "data", "usage"], json!({"data": list})),
-        "ScoreRequest": object(&["text_1", "text_2"], json!({"text_1": text, "text_2": text})),
-        "Scores": object(&["object", "data", "usage"], json!({"data": list})),
-        "RerankRequest": object(&["query", "documents"], json!({"query": text,
-            "documents": {"type": "array", "minItems": 1, "items": text}})),
-        "Ranking": object(&["id", "results", "usage"], json!({"results": list})),
-        "ModelList": object(&["object", "data"], json!({"data": list})),
-        "TokenizeRequest": object(&["prompt"], json!({"prompt": text})),
-        "Tokens": object(&["count", "tokens", "max_model_len"], json!({"tokens": tokens})),
-        "DetokenizeRequest": object(&["tokens"], json!({"tokens": tokens})),
-        "Text": object(&["prompt"], json!({"prompt": text})),
-        "Version": object(&["version"], json!({"version": text})),
-    })
+    let answers = [
+        ("Object", json!({"type": "object"})),
+        ("ChatCompletion", object(&["id", "object", "choices", "usage"], json!({"choices": list}))),
+        ("Completion", object(&["id", "object", "choices", "usage"], json!({"choices": list}))),
+        ("Response", object(&["id", "object", "status", "output"], json!({"output": list}))),
+        ("Message", object(&["id", "type", "content", "usage"], json!({"content": list}))),
+        ("TokenCount", object(&["input_tokens"], json!({"input_tokens": {"type": "integer"}}))),
+        ("Embeddings", object(&["object", "data", "usage"], json!({"data": list}))),
+        ("Scores", object(&["object", "data", "usage"], json!({"data": list}))),
+        ("Ranking", object(&["id", "results", "usage"], json!({"results": list}))),
+        ("ModelList", object(&["object", "data"], json!({"data": list}))),
+        ("Tokens", object(&["count", "tokens", "max_model_len"], json!({"tokens": list}))),
+        ("Text", object(&["prompt"], json!({"prompt": text}))),
+        ("Version", object(&["version"], json!({"version": text}))),
+    ];
+    schemas.extend(answers.map(|(name, schema)| (name.to_owned(), schema)));
+    Value::Object(schemas)
 }
 
 #[cfg(test)]

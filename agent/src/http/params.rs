@@ -1,7 +1,11 @@
 //! Generation parameters shared by chat and text completions: names, ranges and defaults, checked once into `Generation`.
 //! Pure: defaults and the random seed are arguments. Ranges are vLLM's where OpenAI's API does not define the field.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use serde::Deserialize;
 use stoker_engine::{SamplingParams, StopParams, TokenId};
@@ -253,11 +257,17 @@ pub(crate) fn request_id(fields: &mut Fields) -> Result<Option<String>, FieldErr
 }
 
 /// How much of a prompt is kept, if not all.
-pub(crate) fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, FieldError> {
+pub(crate) fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, ApiError> {
     let sent = fields.checked::<i64>("truncate_prompt_tokens", "-1, or 1 or more", |k| *k == -1 || *k > 0)?;
     let sides = |side: &String| ["left", "right"].contains(&side.as_str());
     let side = fields.checked("truncation_side", "`left` or `right`", sides)?;
     let keeps = if side.as_deref() == Some("right") { Kept::Beginning } else { Kept::End };
+    // What is never cut is not cut on its left side, which is the default.
+    if sent.is_none() && keeps == Kept::Beginning {
+        let message = "`truncation_side` says which end of a prompt is cut off, and `truncate_prompt_tokens`, how many tokens are \
+                       kept, is not there: send it, or remove `truncation_side`";
+        return Err(ApiError::invalid("truncation_side", message));
+    }
     Ok(sent.map(|k| Truncation { tokens: u32::try_from(k).ok(), keeps }))
 }
 
@@ -272,10 +282,32 @@ fn prompt_logprobs(fields: &mut Fields, delivery: Delivery) -> Result<Option<u8>
 }
 
 /// Among waiting and running requests.
-pub(crate) fn priority(fields: &mut Fields) -> Result<i32, FieldError> {
+fn priority(fields: &mut Fields) -> Result<i32, FieldError> {
     let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
     let sent = fields.checked::<i64>("priority", "a 32-bit integer", |sent| range.contains(sent))?;
     Ok(sent.map_or(0, |sent| sent as i32))
+}
+
+/// Where a request that generates nothing stands among others, and with whom it shares cached prompts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Standing {
+    /// The smaller, the sooner.
+    pub(crate) priority: i32,
+    /// It begins by then, or not at all.
+    pub(crate) deadline: Option<Instant>,
+    /// Who may find the prompt's keys and values: those who know it.
+    pub(crate) cache_salt: Option<Arc<str>>,
+}
+
+impl Standing {
+    /// Takes it out of `fields`; `salt` is what the gateway says, and `now` when the request came.
+    pub(crate) fn take(fields: &mut Fields, salt: Option<&Arc<str>>, now: Instant) -> Result<Self, FieldError> {
+        Ok(Self {
+            priority: priority(fields)?,
+            deadline: begins_within(fields)?.map(|within| now + within),
+            cache_salt: both_salts(salt, cache_salt(fields)?),
+        })
+    }
 }
 
 /// From now: what it waited for in front of this replica is not known here.
@@ -285,14 +317,14 @@ fn begins_within(fields: &mut Fields) -> Result<Option<Duration>, FieldError> {
 }
 
 /// What a client tells its cached prompts apart by.
-pub(crate) fn cache_salt(fields: &mut Fields) -> Result<Option<Arc<str>>, FieldError> {
+fn cache_salt(fields: &mut Fields) -> Result<Option<Arc<str>>, FieldError> {
     let is_salt = |salt: &String| (1..=MAX_SALT_BYTES).contains(&salt.len());
     let sent = fields.checked("cache_salt", "a text of 1 to 1024 bytes", is_salt)?;
     Ok(sent.map(Arc::from))
 }
 
 /// Two pairs never look alike: a header has no NUL.
-pub(crate) fn both_salts(outer: Option<&Arc<str>>, own: Option<Arc<str>>) -> Option<Arc<str>> {
+fn both_salts(outer: Option<&Arc<str>>, own: Option<Arc<str>>) -> Option<Arc<str>> {
     match (outer, own) {
         (Some(outer), own) => Some(format!("{outer}\0{}", own.as_deref().unwrap_or_default()).into()),
         (None, own) => own,
@@ -330,7 +362,10 @@ pub(crate) fn tokens(
 fn stop_params(fields: &mut Fields, max_tokens: Option<MaxTokens>, vocab_size: u32) -> Result<StopParams, ApiError> {
     let min_tokens = fields.number("min_tokens", 0..=u32::MAX)?.unwrap_or(0);
     if let Some(max) = max_tokens.filter(|max| min_tokens > max.tokens) {
-        let message = format!("min_tokens={min_tokens} cannot be greater than {}={}", max.field, max.tokens);
+        let MaxTokens { field, tokens } = max;
+        let message = format!(
+            "min_tokens={min_tokens} cannot be greater than {field}={tokens}: send a `min_tokens` of at most {tokens}, or a larger `{field}`"
+        );
         return Err(ApiError::invalid("min_tokens", message));
     }
     Ok(StopParams {
@@ -381,10 +416,19 @@ struct StreamOptions {
 
 fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
     let stream = fields.take("stream")?.unwrap_or(false);
-    let options = fields.take::<StreamOptions>("stream_options")?;
+    let options = fields.object::<StreamOptions>("stream_options")?;
     if options.as_ref().is_some_and(|options| options.include_obfuscation == Some(true)) {
         let (field, message) = ("stream_options.include_obfuscation", "chunks are not padded here: use false");
         return Err(ApiError::unsupported(field, message));
+    }
+    let counts_alone =
+        |options: &StreamOptions| options.continuous_usage_stats == Some(true) && options.include_usage != Some(true);
+    if stream && options.as_ref().is_some_and(counts_alone) {
+        let (field, message) = (
+            "stream_options.continuous_usage_stats",
+            "`continuous_usage_stats` needs `include_usage: true`: send both",
+        );
+        return Err(ApiError::invalid(field, message));
     }
     match (stream, options) {
         (true, options) => Ok(Delivery::Stream { usage: usage_in(&options.unwrap_or_default()) }),
@@ -396,7 +440,6 @@ fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
     }
 }
 
-/// Counts in every chunk are only for those who want counts, as in vLLM.
 fn usage_in(options: &StreamOptions) -> UsageIn {
     match (options.include_usage.unwrap_or(false), options.continuous_usage_stats.unwrap_or(false)) {
         (false, _) => UsageIn::No,
@@ -548,6 +591,10 @@ mod tests {
         assert_eq!(truncate("null"), None);
         assert_eq!(truncate("-1"), Some(Truncation { tokens: None, keeps: Kept::End }));
         assert_eq!(truncate("7"), Some(Truncation { tokens: Some(7), keeps: Kept::End }));
+        assert_eq!(truncate(r#"null, "truncation_side": "left""#), None);
+        let alone = take(r#"{"truncation_side": "right"}"#).unwrap_err();
+        assert_eq!(alone.param.as_deref(), Some("truncation_side"));
+        assert!(alone.message.contains("`truncate_prompt_tokens`"), "{}", alone.message);
         let right = Some(Truncation { tokens: Some(7), keeps: Kept::Beginning });
         assert_eq!(truncate(r#"7, "truncation_side": "right""#), right);
     }
@@ -563,7 +610,9 @@ mod tests {
     fn contradicting_bounds_are_refused() {
         assert!(take(r#"{"max_tokens": 5, "max_completion_tokens": 5}"#).is_ok());
         assert_eq!(take(r#"{"max_tokens": 5, "max_completion_tokens": 6}"#).unwrap_err().param.unwrap(), "max_tokens");
-        assert_eq!(take(r#"{"max_tokens": 5, "min_tokens": 6}"#).unwrap_err().param.unwrap(), "min_tokens");
+        let contradiction = take(r#"{"max_tokens": 5, "min_tokens": 6}"#).unwrap_err();
+        assert_eq!(contradiction.param.unwrap(), "min_tokens");
+        assert!(contradiction.message.ends_with("`min_tokens` of at most 5, or a larger `max_tokens`"));
     }
 
     #[test]

@@ -122,6 +122,10 @@ impl Prompt {
             ApiError::invalid("messages", "this model has no chat template: use /v1/completions with a prompt")
         })?;
         self.check_tools(served, template)?;
+        if !self.documents.is_empty() && !template.reads("documents") {
+            let message = "this model's chat template shows the model no documents: put them into a message";
+            return Err(ApiError::unsupported("documents", message));
+        }
         let conversation = Conversation {
             messages: &self.messages,
             tools: &self.tools.shown,

@@ -1,7 +1,7 @@
 //! How well texts answer others, as the model compares them: pairs become prompts or vectors, and these scores. Shared by `/score` and
 //! `/rerank`; knows the wire form of neither.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use jiff::Zoned;
@@ -21,7 +21,7 @@ use crate::{
         fields::Fields,
         generate::{self, AddSpecials, Encoding},
         neutral::{neutral, take_all},
-        params::{Truncation, both_salts, cache_salt, priority, truncation},
+        params::{Standing, Truncation, truncation},
         prompt_work,
         stream::{has_failed, stopped},
     },
@@ -108,6 +108,12 @@ impl Pairs {
             if texts.is_empty() {
                 return Err(ApiError::empty_array(*field, format!("`{field}` is empty: send at least one text")));
             }
+            if texts.len() > MAX_PAIRS {
+                let n_texts = texts.len();
+                let message =
+                    format!("`{field}` has {n_texts} texts, at most {MAX_PAIRS} are compared at once: send fewer");
+                return Err(ApiError::invalid(*field, message));
+            }
         }
         let (n_queries, n_documents) = (queries.texts.len(), documents.texts.len());
         let field = documents.field;
@@ -116,11 +122,6 @@ impl Pairs {
             let message = format!(
                 "`{first}` has {n_queries} texts and `{field}` has {n_documents}: send one `{first}` for all, or as many"
             );
-            return Err(ApiError::invalid(field, message));
-        }
-        if n_documents > MAX_PAIRS {
-            let message =
-                format!("`{field}` has {n_documents} texts, at most {MAX_PAIRS} are compared at once: send fewer");
             return Err(ApiError::invalid(field, message));
         }
         Ok(Self { queries, documents })
@@ -145,8 +146,7 @@ pub(crate) struct Scores {
 
 /// What a request says beside its texts.
 pub(crate) struct Comparison {
-    priority: i32,
-    cache_salt: Option<Arc<str>>,
+    standing: Standing,
     /// What matching means.
     instruction: Option<String>,
     /// Variables of the chat template.
@@ -168,8 +168,7 @@ impl Comparison {
         take_all(fields, vec![neutral("mm_processor_kwargs", [serde_json::json!({})], "only text is compared")])?;
         fields.take::<String>("user")?;
         Ok(Self {
-            priority: priority(fields)?,
-            cache_salt: both_salts(open.passage.salt.as_ref(), cache_salt(fields)?),
+            standing: Standing::take(fields, open.passage.salt.as_ref(), Instant::now())?,
             instruction: fields.take("instruction")?,
             variables: fields.take("chat_template_kwargs")?.unwrap_or_default(),
             truncate: truncation(fields)?,
@@ -204,7 +203,7 @@ impl Comparison {
             let message = format!("`{field}`: this model compares embeddings and reads no instruction: remove it");
             return Err(ApiError::unsupported(field, message));
         }
-        let template = embeddings::request(served, self.priority, self.cache_salt.clone());
+        let template = embeddings::request(served, self.standing.clone());
         let mut n_tokens = 0;
         let mut sides = Vec::new();
         for (side, most) in [(&pairs.queries, self.most_tokens[0]), (&pairs.documents, self.most_tokens[1])] {
@@ -275,10 +274,12 @@ impl<'a> Asking<'a> {
         let prompt = async { self.prompt(query, document?.concat()).await };
         let prompt = prompt.await.map_err(|error| of_field(field, error))?;
         let n_tokens = prompt.len();
+        let Standing { priority, deadline, cache_salt } = self.comparison.standing.clone();
         let asked = Request {
             prompt,
-            priority: self.comparison.priority,
-            cache_salt: self.comparison.cache_salt.clone(),
+            priority,
+            deadline,
+            cache_salt,
             sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
             // An end token is as good as any other here.
             stop: StopParams { max_tokens: 1, ignore_eos: true, ..StopParams::default() },

@@ -57,7 +57,7 @@ struct Outputs {
 pub(crate) fn take(fields: &mut Fields) -> Result<Option<Part>, ApiError> {
     let mut asked: Vec<Part> = Vec::new();
     asked.extend(response_format(fields)?);
-    if let Some(outputs) = fields.take::<Outputs>("structured_outputs")? {
+    if let Some(outputs) = fields.object::<Outputs>("structured_outputs")? {
         asked.extend(outputs.parts("structured_outputs.")?);
     }
     let guided = Outputs {
@@ -110,7 +110,7 @@ async fn refusal(served: &Served, parts: Vec<Part>, error: NoGrammar) -> ApiErro
 }
 
 fn response_format(fields: &mut Fields) -> Result<Option<Part>, ApiError> {
-    let Some(format) = fields.take::<ResponseFormat>("response_format")? else { return Ok(None) };
+    let Some(format) = fields.object::<ResponseFormat>("response_format")? else { return Ok(None) };
     let part = |spec, param: &str| Ok(Some(Part { spec, param: param.to_owned() }));
     match (format.r#type.as_str(), format.json_schema, format.bare_schema) {
         ("text", None, None) => Ok(None),

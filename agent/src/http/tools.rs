@@ -1,6 +1,6 @@
 //! The tools of a chat request: what the model is shown, what it may or must call. Renders and parses nothing.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use minijinja::Value;
 use serde::Deserialize;
@@ -75,6 +75,7 @@ impl Tools {
         let choice = choice(fields)?;
         let functions =
             shown.iter().enumerate().map(|(index, tool)| function(index, tool)).collect::<Result<Vec<_>, _>>()?;
+        check_names(&functions)?;
         check_choice(&choice, &functions)?;
         let wanted = CallsWanted { functions: Vec::new(), is_required: false, are_parallel };
         if choice == Choice::None || shown.is_empty() {
@@ -84,7 +85,7 @@ impl Tools {
         let schemas = Arc::new(ToolSchemas::new(schemas));
         let wanted = match choice {
             Choice::Named(name) => CallsWanted {
-                functions: functions.into_iter().filter(|function| function.name == name).take(1).collect(),
+                functions: functions.into_iter().filter(|function| function.name == name).collect(),
                 is_required: true,
                 are_parallel: false,
             },
@@ -100,7 +101,7 @@ fn choice(fields: &mut Fields) -> Result<Choice, ApiError> {
             format!("tool_choice `{choice}` is not supported: use `none`, `auto`, `required` or a function by name");
         Err(ApiError::unsupported("tool_choice", message))
     };
-    match fields.take("tool_choice")? {
+    match fields.object("tool_choice")? {
         None => Ok(Choice::Auto),
         Some(WireChoice::Word(word)) => match word.as_str() {
             "auto" => Ok(Choice::Auto),
@@ -118,6 +119,20 @@ fn choice(fields: &mut Fields) -> Result<Choice, ApiError> {
             None => unknown(&r#type),
         },
     }
+}
+
+/// Who calls one of two tools of one name could mean either.
+fn check_names(functions: &[CallableFunction]) -> Result<(), ApiError> {
+    let mut first = HashMap::new();
+    for (index, function) in functions.iter().enumerate() {
+        if let Some(earlier) = first.insert(function.name.as_str(), index) {
+            let path = format!("tools[{index}].function.name");
+            let message =
+                format!("`{path}` is `{}`, as is that of tools[{earlier}]: give each tool its own name", function.name);
+            return Err(ApiError::invalid(path, message));
+        }
+    }
+    Ok(())
 }
 
 /// What must be called must be there.
@@ -203,6 +218,8 @@ mod tests {
                 json!({"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}),
                 "tools[0].function.parameters",
             ),
+            (json!({"tools": [tool("f"), tool("g"), tool("f")]}), "tools[2].function.name"),
+            (json!({"tools": [tool("f"), tool("f")], "tool_choice": "none"}), "tools[1].function.name"),
             (json!({"tools": [tool("f")], "tool_choice": named("g")}), "tool_choice"),
             (json!({"tools": [tool("f")], "tool_choice": "always"}), "tool_choice"),
             (json!({"tools": [tool("f")], "tool_choice": {"type": "function"}}), "tool_choice.function.name"),

@@ -180,9 +180,9 @@ async fn a_structure_holds_behind_the_thoughts() {
 #[tokio::test]
 async fn a_tool_whose_schema_cannot_be_followed_is_named() {
     let agent = Agent::with_template(SimScript::default(), THINKS);
-    let tool = |parameters: Value| json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
-    let tools =
-        json!([tool(json!({"type": "object"})), tool(json!({"type": "object", "properties": {"x": {"type": "y"}}}))]);
+    let tool = |name: &str, parameters: Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
+    let wrong = json!({"type": "object", "properties": {"x": {"type": "y"}}});
+    let tools = json!([tool("f", json!({"type": "object"})), tool("g", wrong)]);
     let fields = chat(json!({"tools": tools, "tool_choice": "required"}));
     let (status, answer) = agent.post("/v1/chat/completions", fields).await;
     assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!("tools[1].function.parameters")), "{answer}");

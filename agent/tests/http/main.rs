@@ -8,6 +8,7 @@ mod answers;
 mod anthropic;
 mod chat;
 mod completions;
+mod fields;
 mod layouts;
 mod life;
 mod named_events;

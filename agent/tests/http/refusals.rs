@@ -144,6 +144,15 @@ async fn a_request_that_has_not_begun_by_its_deadline_ends_by_that_name_and_is_c
         assert_eq!((status.as_u16(), &error["code"]), (504, &json!("deadline_exceeded")), "{answer}");
         assert_eq!((&error["param"], &error["type"]), (&json!("deadline_ms"), &json!("server_error")));
     }
+    let message = json!([{"role": "user", "content": "x"}]);
+    for (path, mut body) in [
+        ("/v1/messages", json!({"model": "sim", "max_tokens": 5, "messages": message})),
+        ("/v1/responses", json!({"input": "x"})),
+    ] {
+        body["deadline_ms"] = json!(20);
+        let (status, answer) = agent.post(path, body).await;
+        assert_eq!((status.as_u16(), &answer["error"]["param"]), (504, &json!("deadline_ms")), "{path}: {answer}");
+    }
     assert!(first.next().await.is_some(), "who runs goes on");
     agent.wait_until("nobody waits", |load| load.waiting == 0).await;
     drop(first);
@@ -168,9 +177,37 @@ async fn contradictory_pairs_are_refused_by_one_of_their_names() {
         (json!({"logprob_token_ids": [1]}), "logprob_token_ids"),
         (json!({"tools": [function("f")], "tool_choice": function("g")}), "tool_choice"),
         (json!({"parallel_tool_calls": false, "tool_choice": "required"}), "tool_choice"),
+        (json!({"tools": [function("f"), function("f")]}), "tools[1].function.name"),
+        (json!({"truncation_side": "right"}), "truncation_side"),
+        (
+            json!({"stream": true, "stream_options": {"continuous_usage_stats": true}}),
+            "stream_options.continuous_usage_stats",
+        ),
+        (json!({"allowed_token_ids": []}), "allowed_token_ids"),
+        (json!({"documents": [{"text": "x"}]}), "documents"),
+        (json!({"min_tokens": 3000}), "min_tokens"),
+        (json!({"add_generation_prompt": true, "continue_final_message": true}), "continue_final_message"),
     ] {
         let (status, answer) = agent.post("/v1/chat/completions", chat(fields.clone())).await;
         assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!(param)), "{fields}: {answer}");
+    }
+    // Sixteen tokens unless it says otherwise.
+    let (_, answer) = agent.post("/v1/completions", json!({"prompt": "x", "min_tokens": 17})).await;
+    let said = answer["error"]["message"].as_str().unwrap();
+    assert!(answer["error"]["param"] == "min_tokens" && said.contains("at most 16, a larger `max_tokens`"), "{answer}");
+    // By the names of the other APIs, in the message too.
+    let tool = json!({"name": "f", "input_schema": {"type": "object"}});
+    let messages = json!([{"role": "user", "content": "x"}]);
+    for (path, body, param) in [
+        ("/v1/messages", json!({"max_tokens": 5, "messages": messages, "tools": [tool, tool]}), "tools[1].name"),
+        ("/v1/messages", json!({"max_tokens": 5, "messages": messages, "stop_sequences": ["", "x"]}), "stop_sequences"),
+        ("/v1/messages/count_tokens", json!({"messages": messages, "max_tokens": 5}), "max_tokens"),
+        ("/v1/responses", json!({"input": "x", "text": {"verbosity": "high"}}), "text.verbosity"),
+    ] {
+        let (status, answer) = agent.post(path, body).await;
+        let said = answer["error"]["message"].as_str().unwrap_or_default();
+        assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!(param)), "{answer}");
+        assert!(said.contains(&format!("`{param}`")), "{answer}");
     }
     assert_eq!(agent.post("/v1/chat/completions", chat(json!({}))).await.0, 200);
 }

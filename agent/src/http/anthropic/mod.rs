@@ -69,7 +69,7 @@ async fn answer(
     if !fields.has("max_tokens") {
         return Err(FieldError::Missing { field: "max_tokens".into() }.into());
     }
-    let chat = translated(&mut fields)?;
+    let chat = Fields::parse(request::chat_request(&mut fields)?.into())?;
     fields.finish()?;
     let keeps_prompts = replica.settings().limits.prefix_caching;
     let begun = chat::begin(replica, open, chat).await.map_err(in_its_words)?;
@@ -105,16 +105,11 @@ async fn count(
     check_version(headers)?;
     let JsonFields(mut fields) = fields?;
     let served = replica.served()?;
-    let mut chat = translated(&mut fields)?;
+    let mut chat = Fields::parse(request::prompt_request(&mut fields)?.into())?;
     fields.finish()?;
     generate::check_model(&mut chat, &replica.settings().served_names)?;
     let prompt = Prompt::take(&mut chat, replica.settings()).map_err(in_its_words)?;
     Ok(prompt.tokens(&served, None).await.map_err(in_its_words)?.tokens.len())
-}
-
-fn translated(fields: &mut Fields) -> Result<Fields, ApiError> {
-    let chat = request::chat_request(fields)?;
-    Ok(Fields::parse(chat.into())?)
 }
 
 fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
@@ -128,15 +123,21 @@ fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
 
 /// Fields of a chat request by the names that this API has for them.
 fn in_its_words(error: ApiError) -> ApiError {
-    let param = error.param.as_deref().map(|param| match param {
-        "stop" => "stop_sequences",
-        "reasoning_effort" => "thinking",
-        "thinking_token_budget" => "thinking.budget_tokens",
-        "prompt" => "messages",
-        _ if param.starts_with("response_format") => "output_config.format.schema",
-        other => other,
-    });
-    ApiError { param: param.map(str::to_owned), ..error }
+    error.in_words_of(|param| {
+        Some(match param {
+            "stop" => "stop_sequences".to_owned(),
+            "reasoning_effort" => "thinking".to_owned(),
+            "thinking_token_budget" => "thinking.budget_tokens".to_owned(),
+            "prompt" => "messages".to_owned(),
+            "parallel_tool_calls" => "tool_choice.disable_parallel_tool_use".to_owned(),
+            _ if param.starts_with("stop[") => param.replacen("stop", "stop_sequences", 1),
+            _ if param.starts_with("response_format") => "output_config.format.schema".to_owned(),
+            _ if param.starts_with("tools[") => {
+                param.replacen(".function.parameters", ".input_schema", 1).replacen(".function", "", 1)
+            }
+            _ => return None,
+        })
+    })
 }
 
 fn refused(error: &ApiError) -> Response {

@@ -1,6 +1,8 @@
 //! A request of Anthropic's Messages API as the chat request that asks for the same. Everything in it is either translated or
 //! refused by its path; ranges and models are checked where chat requests are.
 
+use std::collections::BTreeMap;
+
 use serde::{
     Deserialize, Deserializer,
     de::{IgnoredAny, MapAccess},
@@ -15,8 +17,9 @@ use crate::http::{
     neutral::{neutral, take_all},
 };
 
-/// Fields that mean the same in both APIs.
-const SAME: [&str; 6] = ["model", "max_tokens", "temperature", "top_p", "top_k", "stream"];
+/// Fields that mean the same in both APIs, and behind Anthropic's those of chat that this API takes too.
+const SAME: [&str; 8] =
+    ["max_tokens", "temperature", "top_p", "top_k", "stream", "priority", "deadline_ms", "cache_salt"];
 /// What clients send with a block or a tool for caches and viewers elsewhere: it changes no answer here.
 const NOTES: [&str; 3] = ["cache_control", "citations", "caller"];
 
@@ -68,27 +71,44 @@ struct WireToolChoice {
 struct WireThinking {
     r#type: String,
     budget_tokens: Option<u32>,
-    #[serde(rename = "display")]
-    _display: Option<String>,
+    display: Option<String>,
 }
 
 /// The chat request, as JSON text.
 pub(super) fn chat_request(fields: &mut Fields) -> Result<String, ApiError> {
     let mut chat = Object::default();
     for field in SAME {
-        if let Some(value) = fields.take::<Box<RawValue>>(field)? {
-            chat.add(field, value.get());
-        }
+        add_same(&mut chat, fields, field)?;
     }
-    if let Some(stop) = fields.take::<Box<RawValue>>("stop_sequences")? {
-        chat.add("stop", stop.get());
+    if let Some(stop) = fields.take::<Vec<String>>("stop_sequences")? {
+        chat.add("stop", &json!(stop).to_string());
     }
     drop_labels(fields)?;
-    add_messages(&mut chat, fields)?;
-    add_tools(&mut chat, fields)?;
-    add_thinking(&mut chat, fields)?;
-    add_output(&mut chat, fields)?;
+    add_prompt(&mut chat, fields)?;
     Ok(chat.text())
+}
+
+/// The part of it that a prompt is made of, as JSON text. What says how to answer is not taken: nothing would come of it.
+pub(super) fn prompt_request(fields: &mut Fields) -> Result<String, ApiError> {
+    let mut chat = Object::default();
+    fields.take::<BTreeMap<String, IgnoredAny>>("cache_control")?;
+    add_prompt(&mut chat, fields)?;
+    Ok(chat.text())
+}
+
+fn add_prompt(chat: &mut Object, fields: &mut Fields) -> Result<(), ApiError> {
+    add_same(chat, fields, "model")?;
+    add_messages(chat, fields)?;
+    add_tools(chat, fields)?;
+    add_thinking(chat, fields)?;
+    add_output(chat, fields)
+}
+
+fn add_same(chat: &mut Object, fields: &mut Fields, field: &'static str) -> Result<(), FieldError> {
+    if let Some(value) = fields.take::<Box<RawValue>>(field)? {
+        chat.add(field, value.get());
+    }
+    Ok(())
 }
 
 /// The form of the answer. How hard the model tries is not its form, and refused by name.
@@ -104,7 +124,7 @@ fn add_output(chat: &mut Object, fields: &mut Fields) -> Result<(), ApiError> {
         r#type: String,
         schema: Option<Box<RawValue>>,
     }
-    let Some(Format { r#type, schema }) = fields.take::<Output>("output_config")?.and_then(|output| output.format)
+    let Some(Format { r#type, schema }) = fields.object::<Output>("output_config")?.and_then(|output| output.format)
     else {
         return Ok(());
     };
@@ -113,6 +133,10 @@ fn add_output(chat: &mut Object, fields: &mut Fields) -> Result<(), ApiError> {
         return Err(ApiError::unsupported("output_config.format.type", message));
     }
     let schema = schema.ok_or_else(|| FieldError::Missing { field: "output_config.format.schema".into() })?;
+    if !schema.get().starts_with('{') {
+        let message = "`output_config.format.schema` must be a JSON schema, an object";
+        return Err(ApiError::invalid("output_config.format.schema", message));
+    }
     let mut named = Object::default();
     named.add("name", &text_json("output"));
     named.add("schema", schema.get());
@@ -131,8 +155,8 @@ fn drop_labels(fields: &mut Fields) -> Result<(), ApiError> {
         #[serde(rename = "user_id")]
         _user_id: Option<String>,
     }
-    fields.take::<Metadata>("metadata")?;
-    fields.take::<IgnoredAny>("cache_control")?;
+    fields.object::<Metadata>("metadata")?;
+    fields.take::<BTreeMap<String, IgnoredAny>>("cache_control")?;
     for label in ["user_profile_id", "workspace_id"] {
         fields.take::<String>(label)?;
     }
@@ -283,7 +307,7 @@ fn add_tools(chat: &mut Object, fields: &mut Fields) -> Result<(), ApiError> {
     if !list.is_empty() {
         chat.add("tools", &format!("[{}]", list.join(",")));
     }
-    if let Some(choice) = fields.take::<WireToolChoice>("tool_choice")? {
+    if let Some(choice) = fields.object::<WireToolChoice>("tool_choice")? {
         add_tool_choice(chat, choice)?;
     }
     Ok(())
@@ -312,7 +336,16 @@ fn add_tool_choice(chat: &mut Object, choice: WireToolChoice) -> Result<(), ApiE
 }
 
 fn add_thinking(chat: &mut Object, fields: &mut Fields) -> Result<(), ApiError> {
-    let Some(WireThinking { r#type, budget_tokens, .. }) = fields.take("thinking")? else { return Ok(()) };
+    let Some(WireThinking { r#type, budget_tokens, display }) = fields.object("thinking")? else { return Ok(()) };
+    match display.as_deref() {
+        // Thoughts are told as they are, which is more than their summary.
+        None | Some("summarized") => {}
+        Some("omitted") => chat.add("include_reasoning", "false"),
+        Some(other) => {
+            let message = format!("thinking.display `{other}` is not known: use `summarized` or `omitted`");
+            return Err(ApiError::invalid("thinking.display", message));
+        }
+    }
     match r#type.as_str() {
         "disabled" => chat.add("reasoning_effort", "\"none\""),
         "adaptive" => {}

@@ -26,6 +26,7 @@ use crate::{
         error::ApiError,
         extract::Admitted,
         fields::Fields,
+        neutral::Neutral,
         params::{Delivery, Generation},
         parts::Parts,
         responses::{
@@ -49,6 +50,11 @@ const MAX_STORED_BYTES: usize = 64 << 20;
 /// One for the process, as there is one replica in it.
 static STORE: LazyLock<Arc<Mutex<Store>>> =
     LazyLock::new(|| Arc::new(Mutex::new(Store::new(MAX_STORED, MAX_STORED_BYTES))));
+
+/// Fields that are taken at the value that changes nothing.
+pub(crate) fn neutral_fields() -> Vec<Neutral> {
+    request::table()
+}
 
 /// Answers a request.
 pub(crate) async fn create(
@@ -190,12 +196,19 @@ fn frame(
 
 /// Fields of a chat request by the names that this API has for them.
 fn in_its_words(error: ApiError) -> ApiError {
-    let param = error.param.as_deref().map(|param| match param {
-        "max_completion_tokens" => "max_output_tokens",
-        "messages" | "prompt" => "input",
-        "response_format" => "text.format",
-        "reasoning_effort" => "reasoning.effort",
-        other => other,
-    });
-    ApiError { param: param.map(str::to_owned), ..error }
+    error.in_words_of(|param| {
+        Some(match param {
+            "max_completion_tokens" => "max_output_tokens".to_owned(),
+            "messages" | "prompt" => "input".to_owned(),
+            "response_format" => "text.format".to_owned(),
+            "reasoning_effort" => "reasoning.effort".to_owned(),
+            "verbosity" => "text.verbosity".to_owned(),
+            "tool_choice.function.name" => "tool_choice.name".to_owned(),
+            _ if param.starts_with("response_format.") => {
+                param.replacen("response_format", "text.format", 1).replacen(".json_schema", "", 1)
+            }
+            _ if param.starts_with("tools[") => param.replacen(".function", "", 1),
+            _ => return None,
+        })
+    })
 }

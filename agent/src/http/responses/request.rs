@@ -97,6 +97,8 @@ struct Tool {
     description: Option<String>,
     parameters: Option<Box<RawValue>>,
     strict: Option<bool>,
+    /// A member that no function has.
+    unknown: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -157,7 +159,7 @@ pub(super) fn translate(fields: &mut Fields, before: Vec<String>) -> Result<Tran
     Ok(Translated { chat: chat.text(), messages, echoed, store, is_waited_for: !is_background })
 }
 
-fn table() -> Vec<Neutral> {
+pub(super) fn table() -> Vec<Neutral> {
     use serde_json::json;
     vec![
         neutral("truncation", [json!("disabled")], "a conversation is never cut in its middle"),
@@ -374,6 +376,9 @@ fn add_tools(chat: &mut Object, echoed: &mut Vec<(&'static str, Value)>, fields:
             let message = format!("`{path}` is of type `{kind}`, which this server does not run: send functions");
             return Err(ApiError::unsupported(path, message));
         }
+        if let Some(name) = tool.unknown {
+            return Err(FieldError::Unknown { field: format!("{path}.{name}"), advice: "remove it".into() }.into());
+        }
         let (mut function, mut definition) = (Object::default(), Object::default());
         function.add("name", &text_json(&tool.name.ok_or_else(|| missing("name"))?));
         if let Some(description) = tool.description {
@@ -416,7 +421,7 @@ fn add_tools(chat: &mut Object, echoed: &mut Vec<(&'static str, Value)>, fields:
 
 fn add_text(chat: &mut Object, echoed: &mut Vec<(&'static str, Value)>, fields: &mut Fields) -> Result<(), ApiError> {
     let mut shown = serde_json::json!({"format": {"type": "text"}});
-    if let Some(Text { format, verbosity }) = fields.take("text")? {
+    if let Some(Text { format, verbosity }) = fields.object("text")? {
         if let Some(verbosity) = verbosity {
             chat.add("verbosity", &text_json(&verbosity));
         }
@@ -433,6 +438,16 @@ fn add_text(chat: &mut Object, echoed: &mut Vec<(&'static str, Value)>, fields: 
 fn response_format(raw: &RawValue) -> Result<String, ApiError> {
     let Format { r#type, name, description, schema, strict } = serde_json::from_str(raw.get())
         .map_err(|error| ApiError::invalid("text.format", format!("`text.format` is wrong: {error}")))?;
+    let of_schemas = [
+        ("name", name.is_some()),
+        ("description", description.is_some()),
+        ("schema", schema.is_some()),
+        ("strict", strict.is_some()),
+    ];
+    if let Some((member, _)) = of_schemas.into_iter().find(|(_, is_sent)| *is_sent && r#type != "json_schema") {
+        let field = format!("text.format.{member}");
+        return Err(FieldError::Unknown { field, advice: "it is for `type: json_schema`".into() }.into());
+    }
     let mut format = Object::default();
     format.add("type", &text_json(&r#type));
     if r#type == "json_schema" {
@@ -455,7 +470,7 @@ fn add_reasoning(
     fields: &mut Fields,
 ) -> Result<(), ApiError> {
     let Reasoning { effort, summary, generate_summary } =
-        fields.take("reasoning")?.unwrap_or(Reasoning { effort: None, summary: None, generate_summary: None });
+        fields.object("reasoning")?.unwrap_or(Reasoning { effort: None, summary: None, generate_summary: None });
     if let Some(summary) = summary.or(generate_summary).filter(|summary| summary != "auto") {
         let message =
             format!("a `{summary}` summary of the reasoning is not made: the reasoning itself is in the answer");
@@ -478,13 +493,26 @@ impl Item {
             let message = format!("`{path}` is of type `{sent}`: only {} may stand here", kinds.join(", "));
             return Err(ApiError::unsupported(path, message));
         };
-        match &self.unknown {
+        match self.unknown.as_deref().or_else(|| self.of_another(kind)) {
             Some(name) => {
                 let field = format!("{path}.{name}");
                 Err(FieldError::Unknown { field, advice: "remove it".into() }.into())
             }
             None => Ok(kind),
         }
+    }
+
+    /// A member that items of this type do not have.
+    fn of_another(&self, kind: &str) -> Option<&'static str> {
+        let members = [
+            ("role", self.role.is_some(), &["message"][..]),
+            ("content", self.content.is_some(), &["message", "reasoning"]),
+            ("call_id", self.call_id.is_some(), &["function_call", "function_call_output"]),
+            ("name", self.name.is_some(), &["function_call"]),
+            ("arguments", self.arguments.is_some(), &["function_call"]),
+            ("output", self.output.is_some(), &["function_call_output"]),
+        ];
+        members.into_iter().find(|(_, is_sent, kinds)| *is_sent && !kinds.contains(&kind)).map(|(name, ..)| name)
     }
 }
 
@@ -536,7 +564,9 @@ impl Filled for Tool {
             "strict" => self.strict = map.next_value()?,
             // Another type has other members; it is refused by its type.
             _ => {
-                map.next_value::<serde::de::IgnoredAny>()?;
+                if map.next_value::<Option<serde::de::IgnoredAny>>()?.is_some() {
+                    self.unknown = Some(name.to_owned());
+                }
             }
         }
         Ok(())
