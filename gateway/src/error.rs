@@ -146,6 +146,17 @@ impl GatewayError {
         Self { retry_after_seconds: Some(retry_after_seconds), ..error }
     }
 
+    /// A request that says by when it should begin, and does not.
+    pub fn deadline_exceeded(host: &str, Refusal { shed, retry_after_seconds }: Refusal) -> Self {
+        let when = if shed == Shed::Late { "would pass" } else { "passed" };
+        let message = format!(
+            "`deadline_ms` {when} while the request waits for its turn at {host}: send it with a later one, with a `priority` that is \
+             smaller, or in {retry_after_seconds} s"
+        );
+        let error = Self::new(StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded", message);
+        Self { param: Some("deadline_ms"), retry_after_seconds: Some(retry_after_seconds), ..error }
+    }
+
     /// Replicas that were asked and did not answer.
     pub fn no_answer(deployment: &Deployment, attempts: u32, last: &str) -> Self {
         let message = format!("{attempts} replica(s) of {} did not answer, the last one: {last}", deployment.host());

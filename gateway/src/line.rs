@@ -1,6 +1,7 @@
 //! The line before agents: requests for one deployment that cannot begin now, in the order in which they will. Who has the smaller class
 //! is first. Inside a class it is the tenant that has sent on the fewest tokens for its weight; who had nothing in line for a while
-//! has less to its account than the others, but not much less: nobody saves turns for later. Of one tenant who came first is first.
+//! has less to its account than the others, but not much less: nobody saves turns for later. Of one tenant the earliest is first of
+//! those that say by when they should begin, then who came first.
 //!
 //! It is bounded by count and bytes. Where it is full, the last of the lowest class makes place for a higher one, and inside a class the
 //! last of the tenant that has the most waiting for one that has less: so nobody is kept out by somebody else's requests. Who
@@ -51,7 +52,12 @@ pub struct Waiter {
     pub n_bytes: usize,
     /// It waits no longer than this.
     pub deadline_ms: u64,
+    /// By when it should begin, if it says so: before those of its tenant that do not, or later. Nobody waits for it longer either.
+    pub due_ms: Option<u64>,
 }
+
+/// The order of one tenant's requests: when they are due, then arrival.
+type Order = (u64, Ticket);
 
 /// Why a request does not wait any longer, or not at all.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -114,7 +120,8 @@ pub struct Line {
 struct Place {
     class: i32,
     tenant: String,
-    deadline_ms: u64,
+    /// By then it is out.
+    until_ms: u64,
     tokens: u32,
     n_bytes: usize,
 }
@@ -129,7 +136,7 @@ struct Class {
     backlogs: HashMap<String, Backlog>,
 }
 
-/// What waits of one tenant in one class, in the order of arrival.
+/// What waits of one tenant in one class, in its order.
 #[derive(Clone, Debug, Default)]
 struct Backlog {
     weight: u32,
@@ -137,7 +144,7 @@ struct Backlog {
     sent: u64,
     /// Tokens of all that waits.
     tokens: u64,
-    waiting: VecDeque<(Ticket, u32)>,
+    waiting: VecDeque<(Order, u32)>,
 }
 
 impl Line {
@@ -184,7 +191,7 @@ impl Line {
     /// Takes its place, if there is one for it and it can begin in time.
     pub fn join(&mut self, waiter: Waiter, now_ms: u64) -> Result<Joined, Refusal> {
         let wait = self.rate.seconds(self.tokens_before(&waiter));
-        let patience = waiter.deadline_ms.saturating_sub(now_ms) as f64 / 1000.0;
+        let patience = waiter.until_ms().saturating_sub(now_ms) as f64 / 1000.0;
         let refuse = |shed, seconds| Err(Refusal { shed, retry_after_seconds: retry_after(seconds) });
         if let Some(wait) = wait.filter(|wait| *wait > patience) {
             return refuse(Shed::Late, Some(wait - patience));
@@ -225,7 +232,7 @@ impl Line {
     /// It waits no longer; whether it did.
     pub fn leave(&mut self, ticket: Ticket) -> bool {
         let Some(place) = self.places.remove(&ticket) else { return false };
-        self.by_deadline.remove(&(place.deadline_ms, ticket));
+        self.by_deadline.remove(&(place.until_ms, ticket));
         self.n_bytes -= place.n_bytes;
         if let Some(class) = self.classes.get_mut(&place.class) {
             class.leave(ticket, &place);
@@ -239,21 +246,23 @@ impl Line {
     fn enter(&mut self, waiter: Waiter) -> Ticket {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        let Waiter { tenant, weight, class, tokens, n_bytes, deadline_ms } = waiter;
+        let (order, until_ms) = (waiter.order(ticket), waiter.until_ms());
+        let Waiter { tenant, weight, class, tokens, n_bytes, .. } = waiter;
         let tokens = tokens.max(1);
-        self.classes.entry(class).or_default().enter(ticket, &tenant, weight.max(1), tokens);
-        self.by_deadline.insert((deadline_ms, ticket));
+        self.classes.entry(class).or_default().enter(order, &tenant, weight.max(1), tokens);
+        self.by_deadline.insert((until_ms, ticket));
         self.n_bytes += n_bytes;
-        self.places.insert(ticket, Place { class, tenant, deadline_ms, tokens, n_bytes });
+        self.places.insert(ticket, Place { class, tenant, until_ms, tokens, n_bytes });
         ticket
     }
 
-    /// Tokens that go on before it: all of smaller classes, what its tenant has waiting, and as much of others as their weights are.
+    /// Tokens that go on before it: all of smaller classes, what its tenant has waiting before it, and as much of others as their weights are.
     fn tokens_before(&self, waiter: &Waiter) -> u64 {
         let sooner = self.classes.range(..waiter.class).flat_map(|(_, class)| class.backlogs.values());
         let sooner: u64 = sooner.map(|backlog| backlog.tokens).sum();
         let Some(class) = self.classes.get(&waiter.class) else { return sooner };
-        let own = class.backlogs.get(&waiter.tenant).map_or(0, |own| own.tokens);
+        let order = waiter.order(self.next_ticket);
+        let own = class.backlogs.get(&waiter.tenant).map_or(0, |own| own.tokens_before(order));
         let meanwhile = |other: &Backlog| own * u64::from(other.weight) / u64::from(waiter.weight.max(1));
         let beside = class.backlogs.iter().filter(|(tenant, _)| **tenant != waiter.tenant);
         sooner + own + beside.map(|(_, other)| other.tokens.min(meanwhile(other))).sum::<u64>()
@@ -279,8 +288,30 @@ impl Line {
     }
 }
 
+impl Waiter {
+    fn order(&self, ticket: Ticket) -> Order {
+        (self.due_ms.unwrap_or(u64::MAX), ticket)
+    }
+
+    fn until_ms(&self) -> u64 {
+        self.due_ms.map_or(self.deadline_ms, |due_ms| due_ms.min(self.deadline_ms))
+    }
+
+    /// Whether it is out of the line because it is due, sooner than others would be.
+    pub fn is_due_first(&self) -> bool {
+        self.due_ms.is_some_and(|due_ms| due_ms <= self.deadline_ms)
+    }
+}
+
+impl Backlog {
+    fn tokens_before(&self, order: Order) -> u64 {
+        let before = self.waiting.iter().take_while(|(waiting, _)| *waiting < order);
+        before.map(|(_, tokens)| u64::from(*tokens)).sum()
+    }
+}
+
 impl Class {
-    fn enter(&mut self, ticket: Ticket, tenant: &str, weight: u32, tokens: u32) {
+    fn enter(&mut self, order: Order, tenant: &str, weight: u32, tokens: u32) {
         let backlog = self.backlogs.entry(tenant.to_owned()).or_default();
         if backlog.waiting.is_empty() {
             backlog.sent = backlog.sent.max(self.sent.saturating_sub(CREDIT_TOKENS));
@@ -288,24 +319,25 @@ impl Class {
         // What the file says now holds for all that waits.
         backlog.weight = weight;
         backlog.tokens += u64::from(tokens);
-        backlog.waiting.push_back((ticket, tokens));
+        let place = backlog.waiting.partition_point(|(waiting, _)| *waiting < order);
+        backlog.waiting.insert(place, (order, tokens));
         self.n_waiting += 1;
     }
 
     fn leave(&mut self, ticket: Ticket, place: &Place) {
         let Some(backlog) = self.backlogs.get_mut(&place.tenant) else { return };
-        backlog.waiting.retain(|(waiting, _)| *waiting != ticket);
+        backlog.waiting.retain(|((_, waiting), _)| *waiting != ticket);
         backlog.tokens -= u64::from(place.tokens);
         self.n_waiting -= 1;
     }
 
-    /// Whose turn it is; between equals, who came first.
+    /// Whose turn it is; between equals, whose first is due first or came first.
     fn pop(&mut self) -> Option<Ticket> {
-        let turn = |backlog: &Backlog| backlog.waiting.front().map(|(ticket, _)| (backlog.sent, *ticket));
+        let turn = |backlog: &Backlog| backlog.waiting.front().map(|(order, _)| (backlog.sent, *order));
         let waiting = self.backlogs.values_mut().filter(|backlog| !backlog.waiting.is_empty());
         let backlog = waiting.min_by_key(|backlog| turn(backlog))?;
         self.sent = self.sent.max(backlog.sent);
-        let (ticket, tokens) = *backlog.waiting.front()?;
+        let ((_, ticket), tokens) = *backlog.waiting.front()?;
         backlog.sent += share(tokens.into(), backlog.weight);
         Some(ticket)
     }
@@ -316,7 +348,7 @@ impl Class {
         share(own + u64::from(waiter.tokens), waiter.weight)
     }
 
-    /// Those who came last, one after the other of the tenant that has the most waiting by then for its weight, as long as that is more
+    /// Those who are last, one after the other of the tenant that has the most waiting by then for its weight, as long as that is more
     /// than `least`.
     fn longest_last(&self, least: Option<u64>) -> impl Iterator<Item = Ticket> {
         let mut left: Vec<(u64, &Backlog, usize)> =
@@ -324,13 +356,13 @@ impl Class {
         std::iter::from_fn(move || {
             let still = left.iter_mut().filter(|(.., n_left)| *n_left > 0);
             let (tokens, backlog, n_left) = still.max_by_key(|(tokens, backlog, n_left)| {
-                (share(*tokens, backlog.weight), backlog.waiting.get(n_left - 1).map(|(ticket, _)| *ticket))
+                (share(*tokens, backlog.weight), backlog.waiting.get(n_left - 1).map(|(order, _)| *order))
             })?;
             if least.is_some_and(|least| share(*tokens, backlog.weight) <= least) {
                 return None;
             }
             *n_left -= 1;
-            let (ticket, of_it) = *backlog.waiting.get(*n_left)?;
+            let ((_, ticket), of_it) = *backlog.waiting.get(*n_left)?;
             *tokens -= u64::from(of_it);
             Some(ticket)
         })

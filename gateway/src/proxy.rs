@@ -78,6 +78,8 @@ pub struct Asked {
     class: i32,
     /// Tokens of its answer, as many as are counted before it is there.
     answer_tokens: u32,
+    /// It should begin within so many milliseconds.
+    begins_within_ms: Option<u32>,
 }
 
 impl Asked {
@@ -104,6 +106,7 @@ impl Asked {
             dialect: Dialect::Responses,
             class: 0,
             answer_tokens: 0,
+            begins_within_ms: None,
         }
     }
 
@@ -125,15 +128,16 @@ impl Asked {
         &self.headers
     }
 
-    /// What waits in line for it.
-    pub(crate) fn waiter(&self, tenant: Option<&Tenant>, deadline_ms: u64) -> Waiter {
+    /// What waits in line for it, if it came at `begun_ms` and nobody waits for longer than `hold`.
+    pub(crate) fn waiter(&self, tenant: Option<&Tenant>, begun_ms: u64, hold: Duration) -> Waiter {
         Waiter {
             tenant: tenant.map_or_else(String::new, |tenant| tenant.name.clone()),
             weight: tenant.map_or(1, |tenant| tenant.weight),
             class: self.class,
             tokens: self.chain.n_tokens().saturating_add(self.answer_tokens),
             n_bytes: self.body.len(),
-            deadline_ms,
+            deadline_ms: begun_ms + hold.as_millis() as u64,
+            due_ms: self.begins_within_ms.map(|within_ms| begun_ms + u64::from(within_ms)),
         }
     }
 }
@@ -249,9 +253,10 @@ async fn serve(
     access.permitted(tenant.as_ref().map(begin).transpose()?);
     let asked = Arc::new(asked);
     access.deployment = deployment.host();
-    let deadline_ms = gateway.now_ms() + gateway.settings.hold.as_millis() as u64;
+    let (begun_ms, hold) = (gateway.now_ms(), gateway.settings.hold);
     loop {
-        let turn = wait(gateway, &asked, asked.waiter(tenant.as_deref(), deadline_ms), deployment, access).await?;
+        let waiter = asked.waiter(tenant.as_deref(), begun_ms, hold);
+        let turn = wait(gateway, &asked, waiter, deployment, access).await?;
         match answer(gateway, &asked, turn, newest(gateway, Arc::clone(deployment)), access).await? {
             Some(answer) => return Ok((answer, asked)),
             None => tracing::debug!(deployment = access.deployment, "the last replica left; in line again"),
@@ -358,6 +363,7 @@ pub(crate) fn ask<'a>(
         dialect: Dialect::of(uri.path()),
         class: permit::class(tenant, facts.priority)?,
         answer_tokens: facts.max_tokens.unwrap_or(ANSWER_TOKENS).min(ANSWER_TOKENS),
+        begins_within_ms: facts.begins_within_ms,
         path_and_query: uri.path_and_query().map_or("/", |path| path.as_str()).to_owned(),
         headers: to_replica(headers, id, tenant),
         method,

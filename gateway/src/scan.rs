@@ -20,6 +20,8 @@ pub struct Facts<'a> {
     pub session: Option<Cow<'a, str>>,
     /// Where it stands among others: smaller is sooner.
     pub priority: Option<i32>,
+    /// Milliseconds within which it should begin, if it says so. The agent judges them: what is no such number says nothing here.
+    pub begins_within_ms: Option<u32>,
     /// Tokens of its answer at most, if it says so. The agent judges it: here it is a guess of what the request takes.
     pub max_tokens: Option<u32>,
     /// Whether it goes on with a response that one replica keeps: `previous_response_id` is there.
@@ -89,7 +91,7 @@ struct Scanner<'a> {
 impl<'a> Scanner<'a> {
     fn object(&mut self) -> Result<Facts<'a>, ScanError> {
         let mut facts = Facts::default();
-        let mut seen = [false; 6];
+        let mut seen = [false; 7];
         let mut user = None;
         self.space();
         self.expect(b'{', "it does not begin with {")?;
@@ -109,6 +111,7 @@ impl<'a> Scanner<'a> {
                 "prompt_cache_key" => facts.session = self.text("prompt_cache_key", &mut seen[2])?,
                 "previous_response_id" => facts.follows = self.text("previous_response_id", &mut seen[4])?.is_some(),
                 "priority" => facts.priority = self.priority(&mut seen[5])?,
+                "deadline_ms" => facts.begins_within_ms = self.deadline(&mut seen[6])?,
                 "max_tokens" | "max_completion_tokens" | "max_output_tokens" => facts.max_tokens = self.guess()?,
                 "stream" => facts.stream = self.flag("stream", &mut seen[3])?,
                 key => self.part(key, &mut facts)?,
@@ -148,6 +151,13 @@ impl<'a> Scanner<'a> {
             Some(number) if let Ok(number) = number.parse() => Ok(Some(number)),
             _ => Err(ScanError::WrongType { field: "priority", wanted: "32-bit integer" }),
         }
+    }
+
+    fn deadline(&mut self, seen: &mut bool) -> Result<Option<u32>, ScanError> {
+        if std::mem::replace(seen, true) {
+            return Err(ScanError::Twice { field: "deadline_ms" });
+        }
+        self.guess()
     }
 
     fn guess(&mut self) -> Result<Option<u32>, ScanError> {
@@ -382,6 +392,16 @@ mod tests {
             assert_eq!(facts(body), wrong, "{body}");
         }
         assert_eq!(facts(r#"{"priority":5,"priority":-5}"#), Err(ScanError::Twice { field: "priority" }));
+    }
+
+    #[test]
+    fn a_deadline_is_there_once_and_the_agent_judges_it() {
+        let facts = |body: &'static str| Facts::scan(body.as_bytes()).map(|facts| facts.begins_within_ms);
+        assert_eq!(facts(r#"{"deadline_ms":250}"#), Ok(Some(250)));
+        for body in [r#"{"deadline_ms":null}"#, r#"{"deadline_ms":-1}"#, r#"{"deadline_ms":"1"}"#, "{}"] {
+            assert_eq!(facts(body), Ok(None), "{body}");
+        }
+        assert_eq!(facts(r#"{"deadline_ms":5,"deadline_ms":9}"#), Err(ScanError::Twice { field: "deadline_ms" }));
     }
 
     #[test]

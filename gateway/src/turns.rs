@@ -133,7 +133,8 @@ impl Turns {
 /// Waits until a request may be sent to a replica of a deployment.
 pub async fn turn(gateway: &Arc<Gateway>, deployment: &Deployment, waiter: Waiter) -> Result<Turn, GatewayError> {
     let host = deployment.host();
-    let shed = |refusal| refused(gateway, deployment, refusal);
+    let is_due_first = waiter.is_due_first();
+    let shed = |refusal| refused(gateway, deployment, refusal, is_due_first);
     let mut waiting = match begin(gateway, &host, waiter).map_err(shed)? {
         Begun::Goes(turn) => return Ok(turn),
         Begun::Waits(waiting) => waiting,
@@ -241,12 +242,14 @@ fn room(gateway: &Gateway, host: &str, enough: u32) -> Room {
     gateway.fleet().of_host(host).map(|deployment| deployment.room(gateway.now_ms(), enough)).unwrap_or_default()
 }
 
-fn refused(gateway: &Gateway, deployment: &Deployment, refusal: Refusal) -> GatewayError {
+/// `is_due_first`: it waited for no longer than it said itself.
+fn refused(gateway: &Gateway, deployment: &Deployment, refusal: Refusal, is_due_first: bool) -> GatewayError {
     let host = deployment.host();
     gateway.metrics.shed.with_label_values(&[host.as_str(), refusal.shed.word()]).inc();
     let fleet = gateway.fleet();
     let newest = fleet.of_host(&host).map_or(deployment, |newest| &**newest);
     match refusal.shed {
+        Shed::Late | Shed::Expired if is_due_first => GatewayError::deadline_exceeded(&host, refusal),
         Shed::Expired if !room(gateway, &host, 0).serves => GatewayError::no_replica(newest),
         _ => GatewayError::shed(&host, refusal, gateway.settings.hold.as_secs_f64()),
     }

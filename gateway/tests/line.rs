@@ -9,7 +9,7 @@ use stoker_gateway::line::{Bounds, Line, Shed, Ticket, Waiter};
 const ROOMY: Bounds = Bounds { requests: 100_000, bytes: usize::MAX };
 
 fn waiter(tenant: &str, class: i32, tokens: u32) -> Waiter {
-    Waiter { tenant: tenant.to_owned(), weight: 1, class, tokens, n_bytes: 10, deadline_ms: u64::MAX }
+    Waiter { tenant: tenant.to_owned(), weight: 1, class, tokens, n_bytes: 10, deadline_ms: u64::MAX, due_ms: None }
 }
 
 fn joined(line: &mut Line, waiter: Waiter) -> Ticket {
@@ -108,6 +108,33 @@ fn who_would_be_late_is_told_so_at_once_and_when_to_come_back() {
 }
 
 #[test]
+fn who_is_due_goes_before_its_tenant_s_others_and_is_told_by_its_own_time() {
+    let mut line = Line::bounded(ROOMY);
+    let due = |due_ms| Waiter { due_ms: Some(due_ms), deadline_ms: 45_000, ..waiter("a", 0, 500) };
+    let undue = joined(&mut line, waiter("a", 0, 500));
+    let [late, soon] = [9_000, 2_000].map(|due_ms| joined(&mut line, due(due_ms)));
+    let higher = joined(&mut line, waiter("a", -1, 500));
+    assert_eq!(std::iter::from_fn(|| line.pop()).collect::<Vec<_>>(), [higher, soon, late, undue]);
+
+    let mut line = Line::bounded(ROOMY);
+    for _ in 0..20 {
+        joined(&mut line, waiter("a", 0, 500));
+    }
+    // A thousand tokens a second: ten seconds for all of them.
+    for _ in 0..10 {
+        line.pass(0.5);
+        joined(&mut line, waiter("a", 0, 500));
+        line.pop();
+    }
+    assert!(line.join(due(3_000), 1_000).is_ok(), "it goes before all that is not due");
+    assert!(line.join(due(3_600), 1_000).is_ok());
+    assert!(line.join(due(1_400), 1_000).is_ok(), "nothing is due before it");
+    let late = line.join(due(1_900), 1_500).map(|_| ()).map_err(|refusal| refusal.shed);
+    assert_eq!(late, Err(Shed::Late), "one is, which takes 500 ms of its 400");
+    assert_eq!(line.expired(3_600).len(), 3, "long before anybody else's time is over");
+}
+
+#[test]
 fn a_crowd_is_not_told_that_it_would_be_late_by_the_first_moments_of_its_line() {
     let mut line = Line::bounded(ROOMY);
     let crowd = |line: &mut Line| {
@@ -133,12 +160,17 @@ enum Event {
 }
 
 fn events() -> impl Strategy<Value = Event> {
-    let waiter = (0..5usize, 1..4u32, -1..2i32, 1..20_000u32, 0..4000usize, 1..30_000u64);
-    let waiter = waiter.prop_map(|(tenant, weight, class, tokens, n_bytes, deadline_ms)| {
+    let due = prop::option::of(1..60_000u64);
+    let waiter = (0..5usize, 1..4u32, -1..2i32, 1..20_000u32, 0..4000usize, 1..30_000u64, due);
+    let waiter = waiter.prop_map(|(tenant, weight, class, tokens, n_bytes, deadline_ms, due_ms)| {
         let tenant = format!("tenant-{tenant}");
-        Event::Join(Waiter { tenant, weight, class, tokens, n_bytes, deadline_ms })
+        Event::Join(Waiter { tenant, weight, class, tokens, n_bytes, deadline_ms, due_ms })
     });
     prop_oneof![5 => waiter, 2 => Just(Event::Next), 1 => any::<usize>().prop_map(Event::Leave), 1 => (1..4000u64).prop_map(Event::Pass)]
+}
+
+fn until_ms(waiter: &Waiter) -> u64 {
+    waiter.deadline_ms.min(waiter.due_ms.unwrap_or(u64::MAX))
 }
 
 /// A line beside what is known to wait in it.
@@ -158,7 +190,8 @@ impl Watched {
     fn happens(&mut self, event: Event) -> Result<(), TestCaseError> {
         match event {
             Event::Join(waiter) => {
-                let asking = Waiter { deadline_ms: self.now_ms + waiter.deadline_ms, ..waiter };
+                let due_ms = waiter.due_ms.map(|due_ms| self.now_ms + due_ms);
+                let asking = Waiter { deadline_ms: self.now_ms + waiter.deadline_ms, due_ms, ..waiter };
                 let Ok(joined) = self.line.join(asking.clone(), self.now_ms) else { return Ok(()) };
                 for ticket in joined.displaced {
                     let displaced = self.left(ticket)?;
@@ -174,8 +207,13 @@ impl Watched {
                 let next = self.left(ticket)?;
                 for (other, waiting) in &self.waiting {
                     prop_assert!(waiting.class >= next.class);
-                    let came_first = *other < ticket && waiting.class == next.class && waiting.tenant == next.tenant;
-                    prop_assert!(!came_first, "of one tenant the first is first");
+                    let order = |waiter: &Waiter, ticket| (waiter.due_ms.unwrap_or(u64::MAX), ticket);
+                    let is_before = order(waiting, *other) < order(&next, ticket);
+                    let is_of_same = waiting.class == next.class && waiting.tenant == next.tenant;
+                    prop_assert!(
+                        !(is_of_same && is_before),
+                        "of one tenant, who is due first is first, then who came first"
+                    );
                 }
             }
             Event::Leave(nth) => {
@@ -189,9 +227,9 @@ impl Watched {
                 self.now_ms += ms;
                 self.line.pass(ms as f64 / 1000.0);
                 for ticket in self.line.expired(self.now_ms) {
-                    prop_assert!(self.left(ticket)?.deadline_ms <= self.now_ms);
+                    prop_assert!(until_ms(&self.left(ticket)?) <= self.now_ms);
                 }
-                prop_assert!(self.waiting.values().all(|waiting| waiting.deadline_ms > self.now_ms));
+                prop_assert!(self.waiting.values().all(|waiting| until_ms(waiting) > self.now_ms));
             }
         }
         self.agrees()

@@ -113,12 +113,12 @@ type Found = (String, Flight, Option<HeaderValue>);
 impl Search<'_> {
     async fn run(&self, deployment: &Arc<Deployment>, access: &mut Access) -> Result<Found, GatewayError> {
         let gateway = self.gateway;
-        let deadline_ms = gateway.now_ms() + gateway.settings.hold.as_millis() as u64;
+        let (begun_ms, hold) = (gateway.now_ms(), gateway.settings.hold);
         loop {
             let turn = match self.way == Way::Uncomputed && deployment.room(gateway.now_ms(), 0).serves {
                 true => None,
                 false => {
-                    let waiter = self.asked.waiter(self.tenant, deadline_ms);
+                    let waiter = self.asked.waiter(self.tenant, begun_ms, hold);
                     wait(gateway, self.asked, waiter, deployment, access).await?
                 }
             };
