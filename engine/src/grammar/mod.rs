@@ -70,6 +70,10 @@ pub enum Source {
 /// chain: some 3 KB of stack for each 5 bytes of a grammar. Only what is used of it becomes memory.
 const STACK_BYTES: usize = 256 << 20;
 
+/// Alternatives that may be open at one place of a text. llguidance's own limit is 2,000, and a grammar beyond it compiles and ends the answer
+/// at its next token: a rule with as many literals as `MAX_LARK_BYTES` has room for stays below this one. What a mask may cost is bounded beside it.
+const MAX_ITEMS_IN_ROW: usize = 32 * 1024;
+
 impl GrammarCompiler {
     /// A compiler over a model's vocabulary; `eos` are the tokens that may end a completion. Takes a fraction of a second
     /// for a large vocabulary.
@@ -79,6 +83,7 @@ impl GrammarCompiler {
         let factory = ParserFactory::new(&env, toktrie::InferenceCapabilities::default(), &slices);
         let mut factory = factory.map_err(|error| GrammarError::Vocabulary(format!("{error:#}")))?;
         factory.quiet();
+        factory.limits_mut().max_items_in_row = MAX_ITEMS_IN_ROW;
         let words = Arc::new(Words::new(factory.slicer()));
         Ok(Self { factory, words, cache: Mutex::default() })
     }

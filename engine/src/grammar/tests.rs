@@ -314,6 +314,22 @@ fn the_longest_chains_of_rules_and_references_are_compiled_or_refused() {
 }
 
 #[test]
+fn a_rule_of_as_many_literals_as_a_grammar_has_room_for_is_followed_to_its_end() {
+    // The shortest that are all different: eight bytes each with their quotes and bars.
+    let literals: Vec<String> = (0..15_000).map(|n| format!("\"{n:x}\"")).collect();
+    let lark = format!("start: {}", literals.join(" | "));
+    assert!(lark.len() < MAX_LARK_BYTES);
+    let compiler = GrammarCompiler::new(&Arc::new(Tokenizer::bytes()), &[256]).unwrap();
+    let mut matcher = compiler.compile(&GrammarSpec::Lark(lark)).unwrap().0.0.matcher();
+    for byte in *b"3a9" {
+        let mut mask = [0; 9];
+        matcher.allow(&mut mask).unwrap();
+        assert!(mask[usize::from(byte) / 32] & 1 << (byte % 32) != 0, "{mask:x?}");
+        matcher.accept(byte.into()).unwrap();
+    }
+}
+
+#[test]
 fn what_cannot_be_compiled_is_refused_with_a_reason() {
     let many = (0..10_000).map(|n| n.to_string()).collect();
     assert_eq!(refusal(&GrammarSpec::Choice(many)), "it has 10000 choices, the limit is 4096: send a smaller one");
