@@ -237,7 +237,7 @@ impl GatewayError {
             Dialect::Anthropic => format!("event: error\ndata: {body}\n\n"),
             Dialect::Responses => {
                 let event = json!({"type": "error", "code": self.code, "message": self.message, "param": self.param});
-                format!("event: error\ndata: {event}\n\n")
+                format!("event: error\ndata: {event}\n\ndata: [DONE]\n\n")
             }
         }
         .into()

@@ -166,7 +166,8 @@ fn said_whole(body: &str) -> Result<Said> {
 fn remove_own(value: &mut Value) {
     match value {
         Value::Object(fields) => {
-            fields.retain(|name, _| !["id", "call_id", "created", "created_at"].contains(&name.as_str()));
+            fields
+                .retain(|name, _| !["id", "call_id", "created", "created_at", "completed_at"].contains(&name.as_str()));
             fields.values_mut().for_each(remove_own);
         }
         Value::Array(items) => items.iter_mut().for_each(remove_own),

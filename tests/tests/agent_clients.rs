@@ -13,6 +13,7 @@ use stoker_tests::{
 
 const REQUIREMENTS: &str = include_str!("../clients/requirements.txt");
 const LIBRARIES: &str = include_str!("../clients/libraries-requirements.txt");
+const OPEN_RESPONSES: &str = include_str!("../clients/open-responses-requirements.txt");
 const LOAD_TOOL: &str = include_str!("../clients/load-requirements.txt");
 
 #[tokio::test]
@@ -35,6 +36,12 @@ async fn the_official_openai_client_works_through_the_gateway() -> Result<()> {
 async fn the_official_anthropic_client_works_through_the_gateway() -> Result<()> {
     let test = "the_official_anthropic_client_works_through_the_gateway";
     run_script(test, "clients/test_anthropic.py", Before::Gateway).await
+}
+
+#[tokio::test]
+async fn the_open_responses_specification_is_kept() -> Result<()> {
+    let script = ["clients/test_open_responses.py"];
+    run_with("the_open_responses_specification_is_kept", OPEN_RESPONSES, &script, Before::Nothing).await
 }
 
 #[tokio::test]

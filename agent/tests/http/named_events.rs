@@ -22,7 +22,17 @@ pub(crate) fn types(events: &[Value]) -> Vec<&str> {
 pub(crate) async fn stream_of(agent: &Agent, path: &str, body: &Value) -> Vec<Value> {
     let response = agent.send("POST", path, &body.to_string()).await;
     assert_eq!(response.status(), 200);
-    named_events(&Stream { body: response.into_body() }.rest().await)
+    let stream = Stream { body: response.into_body() }.rest().await;
+    let (events, is_done) = match stream.strip_suffix("data: [DONE]\n\n") {
+        Some(events) => (events, true),
+        None => (stream.as_str(), false),
+    };
+    assert_eq!(
+        is_done,
+        path == "/v1/responses",
+        "Open Responses ends by this word, and Anthropic's API does not: {stream}"
+    );
+    named_events(events)
 }
 
 pub(crate) const CALLING: &str = r#"Let me see.<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>"#;

@@ -68,9 +68,13 @@ async fn ask(agent: &Agent, path: &str, body: &Value, told: Option<&str>) -> (u1
     (status, model.unwrap_or_default(), Stream { body: response.into_body() }.rest().await)
 }
 
-/// Frames in an order that does not depend on which of several choices was faster.
-fn frames(text: &str, is_ordered: bool) -> Vec<&str> {
-    let mut frames: Vec<&str> = text.split_terminator("\n\n").collect();
+/// Frames in an order that does not depend on which of several choices was faster. When an answer was complete it says by the clock.
+fn frames(text: &str, is_ordered: bool) -> Vec<String> {
+    let timeless = |frame: &str| match frame.split_once("\"completed_at\":") {
+        Some((before, behind)) => before.to_owned() + behind.trim_start_matches(|c: char| c.is_ascii_digit()),
+        None => frame.to_owned(),
+    };
+    let mut frames: Vec<String> = text.split_terminator("\n\n").map(timeless).collect();
     if !is_ordered {
         frames.sort_unstable();
     }

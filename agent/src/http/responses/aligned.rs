@@ -18,6 +18,10 @@ impl Aligned {
     /// about where the tokens do.
     pub(super) fn take(&mut self, part: &str) -> Vec<PositionLogprobs> {
         let bytes: Vec<u8> = self.pending.iter().flat_map(|position| position.chosen.bytes.iter().copied()).collect();
+        // Nothing is made of no token: not of the one that ends an answer, which is all that is left then.
+        if part.is_empty() {
+            return Vec::new();
+        }
         let is_here = |at: &usize| bytes[*at..].starts_with(part.as_bytes());
         let Some(start) = (0..bytes.len()).rev().find(is_here) else { return Vec::new() };
         let end = start + part.len();
@@ -72,5 +76,6 @@ mod tests {
     #[test]
     fn without_log_probabilities_there_are_none() {
         assert!(aligned(&[]).take("text").is_empty());
+        assert!(aligned(&["<|end|>"]).take("").is_empty(), "nor of nothing");
     }
 }

@@ -1,7 +1,10 @@
 //! An answer as items of the Responses API: whole, or as the events of a stream. Both are made of the same pieces in the same
 //! order, and the last event carries the whole.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -60,11 +63,11 @@ impl Growing {
         parts.into_iter().for_each(|part| self.add(part, tell));
     }
 
-    /// Ends the output.
-    pub(super) fn finish(&mut self, tell: &mut impl FnMut(Value)) {
+    /// Ends the output; what is said last may be cut off.
+    pub(super) fn finish(&mut self, end: &End, tell: &mut impl FnMut(Value)) {
         let parts = self.parts.finish();
         parts.into_iter().for_each(|part| self.add(part, tell));
-        self.close(tell);
+        self.close(status(end), tell);
     }
 
     fn add(&mut self, part: Part, tell: &mut impl FnMut(Value)) {
@@ -85,12 +88,12 @@ impl Growing {
             }
             Part::Call { id, name } => self.open(Item::Call { call_id: id, name, arguments: String::new() }, tell),
             Part::Arguments(more) => self.grow(&more, Vec::new(), tell),
-            Part::CallEnd => self.close(tell),
+            Part::CallEnd => self.close("completed", tell),
         }
     }
 
     fn open(&mut self, item: Item, tell: &mut impl FnMut(Value)) {
-        self.close(tell);
+        self.close("completed", tell);
         let index = self.items.len();
         tell(json!({"type": "response.output_item.added", "output_index": index,
                     "item": item.body(&self.item_id(index), "in_progress")}));
@@ -119,7 +122,7 @@ impl Growing {
         tell(event);
     }
 
-    fn close(&mut self, tell: &mut impl FnMut(Value)) {
+    fn close(&mut self, status: &str, tell: &mut impl FnMut(Value)) {
         if !std::mem::take(&mut self.is_open) {
             return;
         }
@@ -146,9 +149,7 @@ impl Growing {
         } else {
             tell(done);
         }
-        tell(
-            json!({"type": "response.output_item.done", "output_index": index, "item": item.body(&item_id, "completed")}),
-        );
+        tell(json!({"type": "response.output_item.done", "output_index": index, "item": item.body(&item_id, status)}));
     }
 
     fn item_id(&self, index: usize) -> String {
@@ -175,11 +176,11 @@ impl Growing {
     /// The response at its end, which is kept from now on if it is to be.
     pub(super) fn ended(&mut self, end: &End, usage: UsageBody) -> Value {
         let mut response = self.frame.clone();
-        let is_cut = end.reason == "length";
-        let status = if is_cut { "incomplete" } else { "completed" };
+        let status = status(end);
         response["status"] = status.into();
-        if is_cut {
-            response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        match status {
+            "completed" => response["completed_at"] = unix_seconds().into(),
+            _ => response["incomplete_details"] = json!({"reason": "max_output_tokens"}),
         }
         let last = self.items.len().saturating_sub(1);
         let body = |(index, item): (usize, &Item)| {
@@ -261,6 +262,14 @@ impl Item {
     }
 }
 
+fn status(end: &End) -> &'static str {
+    if end.reason == "length" { "incomplete" } else { "completed" }
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs())
+}
+
 /// As chat has them.
 fn wire_form(positions: Vec<PositionLogprobs>) -> Vec<Value> {
     ChatLogprobs::new(positions, Names::Text).into_content()
@@ -287,6 +296,12 @@ impl Events {
         }
         frames.into()
     }
+
+    /// Behind the last event Open Responses has a word that OpenAI's clients know from chat.
+    fn last_frames(&mut self, event: Value) -> Bytes {
+        let event = self.frames(vec![event]);
+        [&event[..], b"data: [DONE]\n\n"].concat().into()
+    }
 }
 
 impl Answer for Events {
@@ -304,7 +319,7 @@ impl Answer for Events {
 
     fn finish(&mut self, _: u32, end: End) -> Bytes {
         let mut events = Vec::new();
-        self.growing.finish(&mut |event| events.push(event));
+        self.growing.finish(&end, &mut |event| events.push(event));
         self.end = Some(end);
         self.frames(events)
     }
@@ -312,12 +327,11 @@ impl Answer for Events {
     fn closing(&mut self, usage: UsageBody) -> Bytes {
         let end = self.end.take().expect("the only choice has ended");
         let response = self.growing.ended(&end, usage);
-        let name = if end.reason == "length" { "response.incomplete" } else { "response.completed" };
-        self.frames(vec![json!({"type": name, "response": response})])
+        self.last_frames(json!({"type": format!("response.{}", status(&end)), "response": response}))
     }
 
     fn failure(&mut self, error: &ApiError) -> Bytes {
         let response = self.growing.failed(error);
-        self.frames(vec![json!({"type": "response.failed", "response": response})])
+        self.last_frames(json!({"type": "response.failed", "response": response}))
     }
 }

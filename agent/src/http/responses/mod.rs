@@ -109,7 +109,7 @@ fn response_of(mut growing: Growing, completions: Vec<Completion>, usage: UsageB
     let completion = completions.into_iter().next().expect("one prompt and one completion of it");
     let end = End { reason: completion.finish_reason, stop: completion.stop };
     growing.push(completion.text, completion.logprobs, &mut |_| {});
-    growing.finish(&mut |_| {});
+    growing.finish(&end, &mut |_| {});
     growing.ended(&end, usage)
 }
 
@@ -184,7 +184,8 @@ fn frame(
         "incomplete_details": null, "previous_response_id": previous, "background": false, "truncation": "disabled",
         "max_output_tokens": null, "parallel_tool_calls": true, "service_tier": "default", "user": null,
         "temperature": generation.sampling.temperature, "top_p": generation.sampling.top_p, "top_logprobs": 0,
-        "max_tool_calls": null});
+        "presence_penalty": generation.sampling.presence_penalty, "frequency_penalty": generation.sampling.frequency_penalty,
+        "max_tool_calls": null, "completed_at": null, "safety_identifier": null, "prompt_cache_key": null});
     for (field, value) in echoed {
         if field != "stream" {
             frame[field] = value;

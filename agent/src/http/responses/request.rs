@@ -414,9 +414,19 @@ fn add_tools(chat: &mut Object, echoed: &mut Vec<(&'static str, Value)>, fields:
         None => {}
     }
     let tools = sent.map_or(Value::Array(Vec::new()), |raw| serde_json::from_str(raw.get()).unwrap_or_default());
-    echoed.push(("tools", tools));
+    echoed.push(("tools", with_members(tools, &["description", "parameters", "strict"])));
     echoed.push(("tool_choice", choice.unwrap_or_else(|| "auto".into())));
     Ok(())
+}
+
+/// Answers repeat tools with all members that a function has.
+fn with_members(mut tools: Value, names: &[&str]) -> Value {
+    for tool in tools.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+        for name in names {
+            tool.entry(*name).or_insert(Value::Null);
+        }
+    }
+    tools
 }
 
 fn add_text(chat: &mut Object, echoed: &mut Vec<(&'static str, Value)>, fields: &mut Fields) -> Result<(), ApiError> {
@@ -426,12 +436,25 @@ fn add_text(chat: &mut Object, echoed: &mut Vec<(&'static str, Value)>, fields: 
             chat.add("verbosity", &text_json(&verbosity));
         }
         if let Some(raw) = format {
-            shown["format"] = serde_json::from_str(raw.get()).unwrap_or_default();
             chat.add("response_format", &response_format(&raw)?);
+            shown["format"] = shown_format(&raw);
         }
     }
     echoed.push(("text", shown));
     Ok(())
+}
+
+/// A schema holds whether or not `strict` says so.
+fn shown_format(raw: &RawValue) -> Value {
+    let mut format: Value = serde_json::from_str(raw.get()).unwrap_or_default();
+    if format["type"] == "json_schema" {
+        format["strict"] = true.into();
+        if let Some(members) = format.as_object_mut() {
+            members.entry("name").or_insert_with(|| "output".into());
+            members.entry("description").or_insert(Value::Null);
+        }
+    }
+    format
 }
 
 /// The schema is a member of its own in chat requests.
