@@ -61,6 +61,11 @@ pub struct Args {
     #[arg(long)]
     pub admin_port: Option<u16>,
 
+    /// Port for replicas that fetch the model served here: its files, for tickets of the operator; 0 picks a free one, which the log
+    /// names. Default: the one after --admin-port, or 0 if that is 0.
+    #[arg(long, requires = "operator_keys")]
+    pub weights_port: Option<u16>,
+
     /// File with the public keys of the operators whose orders are taken, one a line; read again for every order.
     /// Default: none is taken.
     #[arg(long, value_name = "FILE", requires = "config")]
@@ -236,8 +241,13 @@ fn format<T: DeserializeOwned>(name: &str) -> Result<T, String> {
 impl Args {
     /// Where the operator asks.
     pub fn admin_port(&self) -> u16 {
-        let next = if self.port == 0 { 0 } else { self.port.checked_add(1).unwrap_or_default() };
-        self.admin_port.unwrap_or(next)
+        self.admin_port.unwrap_or(next_port(self.port))
+    }
+
+    /// Where files of the model are given; `None`: nowhere, as nobody's tickets could be believed.
+    pub fn weights_port(&self) -> Option<u16> {
+        self.operator_keys.as_ref()?;
+        Some(self.weights_port.unwrap_or(next_port(self.admin_port())))
     }
 
     /// What answers say unasked.
@@ -293,6 +303,11 @@ impl Args {
     }
 }
 
+/// The one after a port; 0, which picks a free one, after none.
+fn next_port(port: u16) -> u16 {
+    if port == 0 { 0 } else { port.checked_add(1).unwrap_or_default() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -317,6 +332,16 @@ mod tests {
         assert_eq!(admin_port(&[]), stoker_crds::contract::ADMIN_PORT);
         assert_eq!(admin_port(&["--port", "0"]), 0);
         assert_eq!(admin_port(&["--port", "9000", "--admin-port", "7"]), 7);
+    }
+
+    #[test]
+    fn files_are_given_beside_the_operator_s_port_where_its_keys_are_known() {
+        let port = |args: &[&str]| Args::parse_from([&["stoker-agent"][..], args].concat()).weights_port();
+        let pod = ["--config", "a.json", "--operator-keys", "keys"];
+        assert_eq!(port(&[]), None);
+        assert_eq!(port(&pod), Some(stoker_crds::holders::WEIGHTS_PORT));
+        assert_eq!(port(&[&pod[..], &["--admin-port", "0"]].concat()), Some(0));
+        assert_eq!(port(&[&pod[..], &["--weights-port", "7"]].concat()), Some(7));
     }
 
     #[test]

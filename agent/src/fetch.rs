@@ -12,12 +12,13 @@ use std::{
 
 use anyhow::Context;
 use stoker_crds::{
-    contract::{ADMIN_PORT, FetchReport, ModelReport},
+    contract::{ADMIN_PORT, FetchReport, HoldersReport, ModelReport},
     intent::POD_UID_VARIABLE,
 };
 use stoker_edge::connections::{self, ADMIN_LIMITS};
 use stoker_fetch::{
-    Access, Fetched, Order, Progress, Source, WebLogin, cache, fetch, progress::Snapshot, source::is_commit,
+    Access, Fetched, Order, Progress, Source, Suppliers, WebLogin, cache, fetch, progress::Snapshot, source::is_commit,
+    suppliers::Told as Holders,
 };
 
 use crate::{config::Settings, http, intent::Authority, replica::Replica, shutdown};
@@ -114,6 +115,10 @@ pub struct FetchArgs {
     #[arg(long, value_name = "FILE", requires = "config")]
     operator_keys: Option<PathBuf>,
 
+    /// Seconds to wait for the operator's word on who has the model before its source is asked for bytes, where others took the commit already.
+    #[arg(long, env = "STOKER_HOLDERS_WAIT_SECONDS", value_name = "SECONDS", default_value_t = 10)]
+    word_seconds: u16,
+
     /// UID of the pod that this process runs in.
     #[arg(long, env = POD_UID_VARIABLE, value_name = "UID", hide_env_values = true)]
     pod_uid: Option<String>,
@@ -135,16 +140,19 @@ fn commit(text: &str) -> Result<String, String> {
 pub fn run(args: &FetchArgs) -> anyhow::Result<u8> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
     let (progress, begun) = (Arc::new(Progress::default()), Instant::now());
+    let suppliers = Arc::new(suppliers(args, begun)?);
     let fetched = runtime.block_on(async {
         tokio::spawn(end_on_sigterm());
         let replica = replica(args)?;
+        replica.iter().for_each(|replica| replica.fetch_with(suppliers.clone()));
         if let Some(replica) = &replica {
             answer_operator(args, replica.clone()).await?;
         }
         let told = replica.map(|replica| Told { replica, noted: args.link.as_deref().map(noted_commit) });
         let lines = tokio::spawn(show(args.model.to_string(), progress.clone(), told));
-        let fetched = fetch(order(args), progress.clone()).await;
+        let fetched = fetch(Order { suppliers, ..order(args) }, progress.clone()).await;
         lines.abort();
+        say_notices(&args.model.to_string(), &progress);
         fetched.with_context(|| format!("fetch {}", args.model))
     });
     // Files that are being hashed when another one failed are of no use any more.
@@ -154,9 +162,11 @@ pub fn run(args: &FetchArgs) -> anyhow::Result<u8> {
     if let Some(link) = &args.link {
         cache::point(link, &dir)?;
     }
-    let Snapshot { bytes_total, .. } = progress.at(Instant::now());
+    let snapshot = progress.at(Instant::now());
+    let (bytes_total, given) = (snapshot.bytes_total, snapshot.given());
     let (gb, seconds) = (bytes_total as f64 / 1e9, begun.elapsed().as_secs_f64());
-    let how = if bytes_total == 0 { "found".to_owned() } else { format!("fetched {gb:.2} GB in {seconds:.1} s") };
+    let how =
+        if bytes_total == 0 { "found".to_owned() } else { format!("fetched {gb:.2} GB in {seconds:.1} s{given}") };
     eprintln!("{}: {how}, commit {commit}", args.model);
     println!("{}", dir.display());
     Ok(0)
@@ -171,7 +181,19 @@ fn order(args: &FetchArgs) -> Order {
         cache,
         limit: cache_limit,
         connections: connections.into(),
+        suppliers: Arc::default(),
     }
+}
+
+/// Who may give files beside the source, where an operator can say that.
+fn suppliers(args: &FetchArgs, begun: Instant) -> anyhow::Result<Suppliers> {
+    if args.operator_keys.is_none() {
+        return Ok(Suppliers::default());
+    }
+    // Who listens on one address is known by it.
+    let address = Some(args.host).filter(|host| !host.is_unspecified());
+    let waits_until = begun + Duration::from_secs(args.word_seconds.into());
+    Suppliers::awaiting(waits_until, address).context("HTTP client for replicas")
 }
 
 fn access(args: &FetchArgs) -> Access {
@@ -250,11 +272,13 @@ struct Told {
 
 impl Told {
     fn tell(&self, snapshot: &Snapshot) {
-        let Snapshot { commit, bytes_done, bytes_total, bytes_per_second } = snapshot.clone();
+        let Snapshot { commit, bytes_done, bytes_total, bytes_per_second, bytes_given } = snapshot.clone();
         // Who cannot note it tells nobody: another replica would get what this one may not get again.
         let commit = commit.filter(|commit| self.noted.as_ref().is_none_or(|path| note(path, commit).is_ok()));
-        let fetch = FetchReport { bytes_done, bytes_total, bytes_per_second };
-        self.replica.note_model(commit.map(|commit| ModelReport { commit, fetch: Some(fetch) }));
+        let fetch = Some(FetchReport { bytes_done, bytes_total, bytes_per_second, bytes_from_replicas: bytes_given });
+        let holders = self.replica.suppliers().and_then(|suppliers| suppliers.told(Instant::now()));
+        let holders = holders.map(|Holders { names, asks }| HoldersReport { told: names, asks });
+        self.replica.note_model(commit.map(|commit| ModelReport { commit, fetch, holders }));
         // Progress or not, it goes on or gives up by itself: it does not hang.
         self.replica.note_load_progress(0.0);
     }
@@ -269,6 +293,12 @@ fn note(path: &Path, commit: &str) -> io::Result<()> {
     fs::write(&made, commit).and_then(|()| fs::rename(&made, path))
 }
 
+/// What went otherwise than it should.
+fn say_notices(label: &str, progress: &Progress) {
+    // A reader that went away is no reason to stop.
+    progress.take_notices().iter().for_each(|notice| _ = writeln!(io::stderr(), "{label}: {notice}"));
+}
+
 /// One line on a terminal that is written over; elsewhere one every few seconds.
 async fn show(label: String, progress: Arc<Progress>, told: Option<Told>) {
     let terminal = io::stderr().is_terminal();
@@ -280,6 +310,7 @@ async fn show(label: String, progress: Arc<Progress>, told: Option<Told>) {
         if let Some(told) = &told {
             told.tell(&snapshot);
         }
+        say_notices(&label, &progress);
         let line = snapshot.line();
         // A reader that went away is no reason to stop.
         if terminal {

@@ -8,8 +8,9 @@ use std::{
 };
 
 use ring::signature::{ED25519, UnparsedPublicKey};
+use serde::de::DeserializeOwned;
 use stoker_crds::intent::{
-    KEY_BYTES, ORDER_BYTES_MAX, Order, SIGNATURE_HEADER, Want, public_keys, signed_bytes, unhex,
+    INTENT_PURPOSE, KEY_BYTES, ORDER_BYTES_MAX, Order, SIGNATURE_HEADER, Want, public_keys, signed_bytes, unhex,
 };
 
 /// Length of a signature.
@@ -123,6 +124,16 @@ impl Refused {
 
 /// The order in `body`, if one of `keys` signed it.
 pub fn authentic(body: &[u8], signature: Option<&str>, keys: &[[u8; KEY_BYTES]]) -> Result<Order, Refused> {
+    signed_for(INTENT_PURPOSE, body, signature, keys)
+}
+
+/// What the operator signed for this purpose.
+pub fn signed_for<T: DeserializeOwned>(
+    purpose: &[u8],
+    body: &[u8],
+    signature: Option<&str>,
+    keys: &[[u8; KEY_BYTES]],
+) -> Result<T, Refused> {
     if body.len() > ORDER_BYTES_MAX {
         return Err(Refused::TooLarge);
     }
@@ -131,24 +142,44 @@ pub fn authentic(body: &[u8], signature: Option<&str>, keys: &[[u8; KEY_BYTES]])
     }
     let signature = signature.ok_or(Refused::Unsigned)?;
     let signature: [u8; SIGNATURE_BYTES] = unhex(signature).ok_or(Refused::SignatureMalformed)?;
-    let signed = signed_bytes(body);
+    let signed = signed_bytes(purpose, body);
     if !keys.iter().any(|key| UnparsedPublicKey::new(&ED25519, key).verify(&signed, &signature).is_ok()) {
         return Err(Refused::SignatureWrong);
     }
     serde_json::from_slice(body).map_err(|error| Refused::Unreadable(error.to_string()))
 }
 
+/// For whom something was signed, and until when.
+#[derive(Clone, Copy, Debug)]
+pub struct Addressed<'a> {
+    /// UID of the pod.
+    pub pod_uid: &'a str,
+    /// The process in it.
+    pub start_id: &'a str,
+    /// Milliseconds after its start from which on it counts no more.
+    pub expires_up_ms: u64,
+}
+
+impl Addressed<'_> {
+    /// Whether that is `receiver`, in time.
+    pub fn to(self, receiver: Receiver<'_>) -> Result<(), Refused> {
+        if receiver.pod_uid != Some(self.pod_uid) {
+            return Err(Refused::OtherPod(self.pod_uid.to_owned()));
+        }
+        if receiver.start_id != self.start_id {
+            return Err(Refused::OtherProcess(self.start_id.to_owned()));
+        }
+        if receiver.up_ms >= self.expires_up_ms {
+            return Err(Refused::Expired { late_ms: receiver.up_ms - self.expires_up_ms });
+        }
+        Ok(())
+    }
+}
+
 /// What is taken after an authentic order, if it is for `receiver` and not older than what was taken.
 pub fn take(order: &Order, receiver: Receiver<'_>) -> Result<Taken, Refused> {
-    if receiver.pod_uid != Some(&order.pod_uid) {
-        return Err(Refused::OtherPod(order.pod_uid.clone()));
-    }
-    if receiver.start_id != order.start_id {
-        return Err(Refused::OtherProcess(order.start_id.clone()));
-    }
-    if receiver.up_ms >= order.expires_up_ms {
-        return Err(Refused::Expired { late_ms: receiver.up_ms - order.expires_up_ms });
-    }
+    let Order { pod_uid, start_id, expires_up_ms, .. } = order;
+    Addressed { pod_uid, start_id, expires_up_ms: *expires_up_ms }.to(receiver)?;
     let taken = Taken { number: order.number, want: order.want };
     match receiver.taken {
         Some(before) if before.number > order.number => {
@@ -213,7 +244,7 @@ mod tests {
 
     fn signed(order: &Order, seed: u8) -> (Vec<u8>, String) {
         let body = serde_json::to_vec(order).unwrap();
-        let signature = hex(key(seed).sign(&signed_bytes(&body)).as_ref());
+        let signature = hex(key(seed).sign(&signed_bytes(INTENT_PURPOSE, &body)).as_ref());
         (body, signature)
     }
 
@@ -255,7 +286,7 @@ mod tests {
         check(&[b" ", &body[..]].concat(), Some(&signature), &keys, "signature_wrong");
         check(&vec![b' '; ORDER_BYTES_MAX + 1], Some(&signature), &keys, "order_too_large");
         let other = br#"{"podUid":"pod","replicas":0}"#;
-        let signature = hex(key(1).sign(&signed_bytes(other)).as_ref());
+        let signature = hex(key(1).sign(&signed_bytes(INTENT_PURPOSE, other)).as_ref());
         check(other, Some(&signature), &keys, "order_unreadable");
     }
 

@@ -22,4 +22,5 @@ pub mod metrics;
 pub mod replica;
 pub mod shutdown;
 pub mod startup;
+pub mod ticket;
 pub mod wording;

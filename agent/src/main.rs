@@ -12,6 +12,7 @@ use stoker_agent::{
     http::{
         self,
         access::{self, ApiKeys},
+        giving,
     },
     replica::Replica,
     shutdown, startup,
@@ -117,6 +118,7 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
     let public = guarded(args, http::router(replica.clone(), args.playground.routes()))?;
     let mut server = tokio::spawn(serve_http(listener, public, Limits::default(), exit.clone()));
     tokio::spawn(serve_http(admin_listener, http::admin_router(replica.clone()), ADMIN_LIMITS, exit.clone()));
+    give_weights(args, &replica).await;
     let loading = load(replica, address);
 
     let code = tokio::select! {
@@ -135,6 +137,20 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
         eprintln!("stoker-agent: {reason}");
     }
     Ok(code)
+}
+
+/// Gives files of the model to replicas elsewhere. Whatever keeps it from that keeps no request from an answer.
+async fn give_weights(args: &Args, replica: &Arc<Replica>) {
+    let Some(port) = args.weights_port() else { return };
+    let given = listen(args.host, port).await.and_then(|listener| {
+        let weights = listener.local_addr()?;
+        giving::start(listener, replica.clone(), replica.exit_code())?;
+        Ok(weights)
+    });
+    match given {
+        Ok(weights) => tracing::info!(%weights, "files of a model that was fetched are given for tickets"),
+        Err(error) => tracing::warn!(error = format!("{error:#}"), "files of the model are given to nobody"),
+    }
 }
 
 /// The public port's endpoints for whom they are meant.

@@ -75,6 +75,7 @@ struct OwnFamilies {
     reasoning_answers: IntCounter,
     kv_events: IntCounterVec,
     spans_dropped: IntCounter,
+    given_bytes: IntCounter,
     ttft: Histogram,
     itl: Histogram,
     e2e: Histogram,
@@ -147,6 +148,11 @@ impl Metrics {
     /// What counts spans that reach no collector.
     pub fn spans_dropped(&self) -> IntCounter {
         self.own.spans_dropped.clone()
+    }
+
+    /// What counts bytes of the model that others were given.
+    pub fn given_bytes(&self) -> IntCounter {
+        self.own.given_bytes.clone()
     }
 
     /// Counts a grammar that a request asked for.
@@ -256,6 +262,8 @@ impl OwnFamilies {
                 "Beginnings of prompts that the prefix cache got and gave up, as gateways are told; lost: all were told anew",
                 &["kind"],
             ),
+            given_bytes: register
+                .own_counter("stoker_weights_given_bytes_total", "Bytes of the model that other replicas were given"),
             spans_dropped: register
                 .own_counter("stoker_trace_spans_dropped_total", "Spans that did not reach the collector of traces"),
             reasoning_answers: register

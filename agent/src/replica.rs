@@ -18,6 +18,7 @@ use stoker_crds::{
 };
 use stoker_edge::spans::SpanLine;
 use stoker_engine::{EngineHandle, EngineLoad, ModelInfo, SamplingParams};
+use stoker_fetch::{Shelf, Suppliers};
 use stoker_replica::history::Memory;
 use tokio::sync::watch;
 
@@ -51,6 +52,8 @@ pub struct Replica {
     memory: Mutex<Memory>,
     kv_log: Arc<KvLog>,
     spans: OnceLock<SpanLine>,
+    shelf: OnceLock<Shelf>,
+    suppliers: OnceLock<Arc<Suppliers>>,
 }
 
 /// A loaded model: the engine and what turns messages into its prompts.
@@ -121,6 +124,8 @@ impl Replica {
             memory: Mutex::default(),
             kv_log,
             spans: OnceLock::new(),
+            shelf: OnceLock::new(),
+            suppliers: OnceLock::new(),
         })
     }
 
@@ -142,6 +147,26 @@ impl Replica {
     /// Where spans of requests go, if anywhere.
     pub(crate) fn spans(&self) -> Option<&SpanLine> {
         self.spans.get()
+    }
+
+    /// Gives these files from now on to whom the operator gives tickets.
+    pub fn offer(&self, shelf: Shelf) {
+        self.shelf.get_or_init(|| shelf);
+    }
+
+    /// The files that it gives, if its model is of a cache.
+    pub(crate) fn shelf(&self) -> Option<&Shelf> {
+        self.shelf.get()
+    }
+
+    /// Takes the operator's word on who has the model that is fetched.
+    pub fn fetch_with(&self, suppliers: Arc<Suppliers>) {
+        self.suppliers.get_or_init(|| suppliers);
+    }
+
+    /// Where a fetch takes files from, if this process fetches.
+    pub(crate) fn suppliers(&self) -> Option<&Arc<Suppliers>> {
+        self.suppliers.get()
     }
 
     /// Its metrics.
@@ -226,13 +251,7 @@ impl Replica {
         let order = authentic(body, signature, &authority.public_keys())?;
         let actions = {
             let mut life = self.life();
-            let receiver = Receiver {
-                pod_uid: authority.pod_uid.as_deref(),
-                start_id: &self.start_id,
-                up_ms: self.up_ms(),
-                taken: life.taken,
-            };
-            let taken = take(&order, receiver)?;
+            let taken = take(&order, Receiver { taken: life.taken, ..self.receiver() })?;
             if life.taken == Some(taken) {
                 Vec::new()
             } else {
@@ -243,6 +262,12 @@ impl Replica {
         };
         actions.into_iter().for_each(|action| self.act(action));
         Ok(self.load_report())
+    }
+
+    /// Who this process is to who signs something for it.
+    pub(crate) fn receiver(&self) -> Receiver<'_> {
+        let pod_uid = self.settings.authority.pod_uid.as_deref();
+        Receiver { pod_uid, start_id: &self.start_id, up_ms: self.up_ms(), taken: None }
     }
 
     /// Writes down that an order was refused: who looks for an intruder finds it in the log.

@@ -17,7 +17,7 @@ use stoker_crds::{
     description::CONFIG_BYTES_MAX,
 };
 use stoker_engine::{ChatTemplates, Engine, EngineHandle, ModelFiles, ModelInfo, StartError, model::planning_config};
-use stoker_fetch::{cache, lease};
+use stoker_fetch::{Shelf, cache, lease};
 
 use crate::{
     chat_template::{ChatTemplate, SpecialTokens},
@@ -100,6 +100,9 @@ fn start_engine(replica: &Arc<Replica>) -> anyhow::Result<Served> {
     // Before a file of it is opened: a cache that is full keeps what is used. It is held for as long as the process lives.
     if !settings.source.contains("://") {
         let lease = lease::hold(Path::new(&settings.source)).context("hold the model in its cache")?;
+        if let Some(shelf) = lease.as_ref().and_then(|_| shelf(Path::new(&settings.source))) {
+            replica.offer(shelf);
+        }
         std::mem::forget(lease);
         replica.note_model(fetched(Path::new(&settings.source)));
         replica.note_config(config_text(Path::new(&settings.source)));
@@ -134,7 +137,14 @@ fn read_config(file: &Path) -> Option<Value> {
 fn fetched(source: &Path) -> Option<ModelReport> {
     let dir = fs::canonicalize(source).ok()?;
     let commit = cache::commit_of(&dir).filter(|commit| is_commit(commit))?.to_owned();
-    Some(ModelReport { commit, fetch: None })
+    Some(ModelReport { commit, fetch: None, holders: None })
+}
+
+/// What of it others may have. A model that is in no cache of ours nobody verified.
+fn shelf(source: &Path) -> Option<Shelf> {
+    Shelf::of(&fs::canonicalize(source).ok()?)
+        .inspect_err(|error| tracing::warn!(%error, "files of the model are given to nobody"))
+        .ok()?
 }
 
 /// What is wrong with a model's files names files and no settings; a file may be called like a setting.

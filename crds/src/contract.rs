@@ -262,6 +262,19 @@ pub struct ModelReport {
     /// How far it is, while it is fetched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetch: Option<FetchReport>,
+    /// Of whom it takes files beside the source, while it is fetched; `None` from who would not take any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holders: Option<HoldersReport>,
+}
+
+/// What who fetches was told of replicas that have the model.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HoldersReport {
+    /// Names of their pods, in order.
+    pub told: Vec<String>,
+    /// Nobody told it yet, or not for so long that tickets end.
+    pub asks: bool,
 }
 
 /// How far the fetch of a model is.
@@ -274,6 +287,13 @@ pub struct FetchReport {
     pub bytes_total: u64,
     /// Speed of the last seconds.
     pub bytes_per_second: u64,
+    /// Bytes of `bytes_done` that other replicas gave.
+    #[serde(default, skip_serializing_if = "is_none_of_it")]
+    pub bytes_from_replicas: u64,
+}
+
+fn is_none_of_it(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// Whether `revision` is a commit, written out: it can never mean other bytes. Git's name of one, or a SHA-256: of a registry's

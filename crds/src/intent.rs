@@ -27,7 +27,7 @@ pub const KEY_BYTES: usize = 32;
 pub const POD_UID_VARIABLE: &str = "STOKER_POD_UID";
 
 /// Keeps a signature of ours from meaning anything elsewhere.
-const PURPOSE: &[u8] = b"stoker.dev/intent/v1\n";
+pub const INTENT_PURPOSE: &[u8] = b"stoker.dev/intent/v1\n";
 
 /// What a replica should do.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -56,9 +56,9 @@ pub struct Order {
     pub expires_up_ms: u64,
 }
 
-/// What is signed for an order with this body.
-pub fn signed_bytes(body: &[u8]) -> Vec<u8> {
-    [PURPOSE, body].concat()
+/// What is signed for a body of this purpose.
+pub fn signed_bytes(purpose: &[u8], body: &[u8]) -> Vec<u8> {
+    [purpose, body].concat()
 }
 
 /// Hexadecimal digits of `bytes`.

@@ -1,12 +1,13 @@
 //! The `InferenceDeployment` resource and the wire contract between operator and agent.
 //!
-//! `contract`, `description`, `endpoints`, `history`, `intent`, `kv_events`, `route` and `scaling` are plain serde, all that agent, gateway and decision link; the Kubernetes resource stands
+//! `contract`, `description`, `endpoints`, `history`, `holders`, `intent`, `kv_events`, `route` and `scaling` are plain serde, all that agent, gateway and decision link; the Kubernetes resource stands
 //! behind the feature `resource`.
 
 pub mod contract;
 pub mod description;
 pub mod endpoints;
 pub mod history;
+pub mod holders;
 pub mod intent;
 pub mod kv_events;
 pub mod route;

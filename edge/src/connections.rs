@@ -79,8 +79,20 @@ pub async fn serve(
 /// The same in places that others have connections in, too.
 pub async fn serve_at(
     places: Places,
-    mut listener: impl Listener,
+    listener: impl Listener,
     router: Router,
+    limits: Limits,
+    closed: fn(),
+    ended: impl Future<Output = ()>,
+) {
+    serve_each(places, listener, |_| router.clone(), limits, closed, ended).await;
+}
+
+/// The same with the endpoints that are for who comes from an address.
+pub async fn serve_each<L: Listener>(
+    places: Places,
+    mut listener: L,
+    routes: impl Fn(&L::Addr) -> Router,
     limits: Limits,
     closed: fn(),
     ended: impl Future<Output = ()>,
@@ -89,7 +101,7 @@ pub async fn serve_at(
     let (http1, either) = (http1(limits), either(limits));
     let mut ended = pin!(ended);
     loop {
-        let (io, _) = tokio::select! {
+        let (io, from) = tokio::select! {
             accepted = listener.accept() => accepted,
             () = &mut ended => break,
         };
@@ -97,7 +109,7 @@ pub async fn serve_at(
             tracing::debug!(limit = limits.n_connections, "one connection too many");
             continue;
         };
-        let (io, service) = (TokioIo::new(io), TowerToHyperService::new(router.clone()));
+        let (io, service) = (TokioIo::new(io), TowerToHyperService::new(routes(&from)));
         if limits.http2 {
             let io = Stalled::opening(io, limits.stall, limits.head);
             let served = open.watch(either.serve_connection(io, service).into_owned());

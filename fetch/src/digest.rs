@@ -96,6 +96,11 @@ impl Digest {
         is_hex(hex, 40).then(|| Self::GitBlob(hex.to_owned()))
     }
 
+    /// Whether nobody can make other bytes of it: a checksum finds damage, not intent.
+    pub fn is_proof(&self) -> bool {
+        matches!(self, Self::Sha256(_) | Self::GitBlob(_))
+    }
+
     /// Begins to compute what a file of `size` bytes is.
     pub fn hasher(&self, size: u64) -> Hasher {
         let sum = match self {

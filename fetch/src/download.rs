@@ -10,6 +10,7 @@
 //! corruption; which bytes they are a hash of the whole file cannot say, so that all of that file is fetched again.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io,
     num::NonZero,
@@ -21,7 +22,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::available_parallelism,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use reqwest::{Response, StatusCode, Url, header::CONTENT_RANGE};
@@ -35,6 +36,7 @@ use crate::{
     ledger::{CHUNK_BYTES, Ledger},
     origin::{Origin, pause},
     progress::Progress,
+    suppliers::{Giver, NotGiven, Stream, Suppliers},
     transport::{Failure, error_chain},
 };
 
@@ -52,6 +54,7 @@ pub(crate) struct Download {
     /// Name of the model in the cache.
     pub(crate) key: String,
     pub(crate) connections: usize,
+    pub(crate) suppliers: Arc<Suppliers>,
     pub(crate) progress: Arc<Progress>,
 }
 
@@ -69,6 +72,21 @@ struct Blob {
     whole: tokio::sync::Mutex<()>,
     /// One for each chunk, held by the connection that writes it: a byte that was noted is hashed, and must not be written again.
     writers: Vec<tokio::sync::Mutex<()>>,
+    /// Whether replicas may give it: its hash tells what they gave, and it was not wrong before.
+    is_given: bool,
+    gifts: Mutex<Gifts>,
+}
+
+/// What replicas had to do with a file.
+#[derive(Default)]
+struct Gifts {
+    /// Who gave something, and of which chunks.
+    givers: BTreeSet<String>,
+    chunks: BTreeSet<usize>,
+    /// Bytes.
+    bytes: u64,
+    /// Who has it not.
+    lacking: BTreeSet<String>,
 }
 
 /// The files of one round and who is next.
@@ -97,7 +115,9 @@ pub(crate) async fn download(download: Arc<Download>, files: &[RemoteFile]) -> R
     let present = unique(files).iter().map(|file| file.size).sum::<u64>() - absent;
     download.progress.add(present);
     for tries in 1..=ROUNDS {
-        let wrong = round(&download, &missing).await?;
+        // Who gave wrong bytes is left; that nobody else does, neither, costs less than another round.
+        let is_given = tries == 1;
+        let wrong = round(&download, &missing, is_given).await?;
         let Some(first) = wrong.first() else { return Ok(()) };
         if tries == ROUNDS {
             let (wanted, found) = (first.file.digest.published(), first.found.published());
@@ -110,12 +130,13 @@ pub(crate) async fn download(download: Arc<Download>, files: &[RemoteFile]) -> R
 
 /// Files with the same content are fetched once.
 fn unique(files: &[RemoteFile]) -> Vec<RemoteFile> {
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     files.iter().filter(|file| seen.insert(&file.digest)).cloned().collect()
 }
 
-async fn round(download: &Arc<Download>, files: &[RemoteFile]) -> Result<Vec<Wrong>, FetchError> {
-    let blobs = files.iter().map(|file| Blob::open(download, file)).collect::<Result<Vec<_>, _>>()?;
+async fn round(download: &Arc<Download>, files: &[RemoteFile], is_given: bool) -> Result<Vec<Wrong>, FetchError> {
+    let open = |file: &RemoteFile| Blob::open(download, file, is_given && file.digest.is_proof());
+    let blobs = files.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let chunks = blobs.iter().enumerate();
     let chunks = chunks.flat_map(|(blob_idx, blob)| (0..blob.ledger().n_chunks()).map(move |idx| (blob_idx, idx)));
     let round = Arc::new(Round {
@@ -174,7 +195,7 @@ impl Round {
             if found == blob.remote.digest {
                 self.download.keep(blob)?;
             } else {
-                self.download.discard(blob)?;
+                self.download.reject(blob)?;
                 wrong.push(Wrong { file: blob.remote.clone(), found });
             }
         }
@@ -198,9 +219,23 @@ impl Download {
         fs::remove_file(&notes).map_err(FetchError::io("remove", notes))
     }
 
+    /// A wrong file: what replicas gave of it is fetched again, or all of it if they gave nothing.
+    fn reject(&self, blob: &Blob) -> Result<(), FetchError> {
+        let gifts = std::mem::take(&mut *blob.gifts());
+        self.progress.take_back(blob.remote.size, gifts.bytes);
+        if gifts.givers.is_empty() {
+            return self.discard(blob);
+        }
+        self.suppliers.distrust(&gifts.givers);
+        let (file, givers) = (&blob.remote.path, gifts.givers.into_iter().collect::<Vec<_>>().join(", "));
+        self.progress.notice(format!(
+            "{file}: wrong bytes, of which {givers} gave some: nothing more is taken from there, and what came is fetched again"
+        ));
+        gifts.chunks.into_iter().try_for_each(|chunk_idx| blob.forget(chunk_idx))
+    }
+
     fn discard(&self, blob: &Blob) -> Result<(), FetchError> {
         let partial = self.partial(&blob.remote.digest);
-        self.progress.take_back(blob.remote.size);
         for path in [notes_path(&partial), partial] {
             fs::remove_file(&path).map_err(FetchError::io("remove", path))?;
         }
@@ -215,19 +250,64 @@ impl Download {
             if missing.is_empty() {
                 return Ok(());
             }
-            let Err(failure) = self.stream(blob, chunk_idx, missing.clone()).await? else { continue };
+            let may_give = |name: &str| blob.is_given && !blob.gifts().lacking.contains(name);
+            let mut stream = self.suppliers.begin(may_give).await;
+            if let Some(giver) = stream.giver().cloned() {
+                if let Err(how) = self.take(blob, chunk_idx, missing, (&giver, &mut stream)).await? {
+                    self.note_not_given(blob, &giver, &how);
+                }
+                continue;
+            }
+            let Err(failure) = self.stream(blob, chunk_idx, missing.clone(), &mut stream).await? else { continue };
+            drop(stream);
+            self.suppliers.source_failed(Instant::now());
             let came = blob.ledger().missing(chunk_idx) != missing;
             failures = if came { 1 } else { failures + 1 };
             tokio::time::sleep(pause(failure, &blob.remote.url, failures)?).await;
         }
     }
 
-    /// One request. The outer error is final.
+    /// One request to a replica. The outer error is final.
+    async fn take(
+        &self,
+        blob: &Blob,
+        chunk_idx: usize,
+        missing: Range<u64>,
+        (giver, stream): (&Giver, &mut Stream<'_>),
+    ) -> Result<Result<(), NotGiven>, FetchError> {
+        let answer = match self.suppliers.ask(giver, &blob.remote.digest, &missing).await {
+            Ok(answer) => answer,
+            Err(how) => return Ok(Err(how)),
+        };
+        if let Body::Other(reason) = body_of(&answer, &missing, blob.remote.size) {
+            return Ok(Err(NotGiven::Refused(reason)));
+        }
+        let _only = blob.writers[chunk_idx].lock().await;
+        if blob.ledger().missing(chunk_idx) != missing {
+            return Ok(Ok(()));
+        }
+        let written = blob.write_chunk(answer, chunk_idx, &self.progress, stream).await?;
+        Ok(written.map_err(|failure| NotGiven::Failed(failure.to_string())))
+    }
+
+    /// A replica that is left is named: who looks why the source is asked finds it.
+    fn note_not_given(&self, blob: &Blob, giver: &Giver, how: &NotGiven) {
+        if matches!(how, NotGiven::Lacks) {
+            blob.gifts().lacking.insert(giver.name.clone());
+        }
+        let is_left = self.suppliers.failed(&giver.name, how, Instant::now());
+        if let (true, NotGiven::Failed(reason) | NotGiven::Refused(reason)) = (is_left, how) {
+            self.progress.notice(format!("nothing more is taken from {}: {reason}", giver.name));
+        }
+    }
+
+    /// One request to the source. The outer error is final.
     async fn stream(
         &self,
         blob: &Blob,
         chunk_idx: usize,
         missing: Range<u64>,
+        stream: &mut Stream<'_>,
     ) -> Result<Result<(), Failure>, FetchError> {
         let answer = match self.ask(blob, &missing).await {
             Ok(answer) => answer,
@@ -240,7 +320,7 @@ impl Download {
                 if blob.ledger().missing(chunk_idx) != missing {
                     return Ok(Ok(()));
                 }
-                blob.write_chunk(answer, chunk_idx, &self.progress).await
+                blob.write_chunk(answer, chunk_idx, &self.progress, stream).await
             }
             Body::Whole => {
                 let _only = blob.whole.lock().await;
@@ -312,7 +392,7 @@ pub(crate) fn note_whole(partial: &Path, size: u64) -> io::Result<()> {
 }
 
 impl Blob {
-    fn open(download: &Download, remote: &RemoteFile) -> Result<Self, FetchError> {
+    fn open(download: &Download, remote: &RemoteFile, is_given: bool) -> Result<Self, FetchError> {
         let path = download.partial(&remote.digest);
         let open = |path: &Path| {
             let file = File::options().create(true).truncate(false).read(true).write(true).open(path);
@@ -338,6 +418,8 @@ impl Blob {
             location: Mutex::new(None),
             whole: tokio::sync::Mutex::new(()),
             writers,
+            is_given,
+            gifts: Mutex::default(),
         })
     }
 
@@ -345,12 +427,40 @@ impl Blob {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes what comes of a chunk behind what is there of it.
+    fn gifts(&self) -> MutexGuard<'_, Gifts> {
+        self.gifts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that nothing is there of a chunk. For a file that nobody writes to any more.
+    fn forget(&self, chunk_idx: usize) -> Result<(), FetchError> {
+        self.notes.write_all_at(&0_u64.to_le_bytes(), chunk_idx as u64 * 8).map_err(self.write_error())
+    }
+
+    /// Notes bytes that came over a stream, and whom they are of.
+    fn note_from(
+        &self,
+        stream: &Stream<'_>,
+        chunk_idx: usize,
+        count: u64,
+        progress: &Progress,
+    ) -> Result<(), FetchError> {
+        if let Some(giver) = stream.giver().filter(|_| count > 0) {
+            let mut gifts = self.gifts();
+            gifts.givers.insert(giver.name.clone());
+            gifts.chunks.insert(chunk_idx);
+            gifts.bytes += count;
+            progress.given(count);
+        }
+        self.note(chunk_idx, count, progress)
+    }
+
+    /// Writes what comes of a chunk behind what is there of it, until somebody else would bring the rest much sooner.
     async fn write_chunk(
         &self,
         mut answer: Response,
         chunk_idx: usize,
         progress: &Progress,
+        stream: &mut Stream<'_>,
     ) -> Result<Result<(), Failure>, FetchError> {
         let missing = self.ledger().missing(chunk_idx);
         let (mut at, mut unnoted) = (missing.start, 0);
@@ -364,10 +474,14 @@ impl Blob {
             self.file.write_all_at(bytes, at).map_err(self.write_error())?;
             (at, unnoted) = (at + bytes.len() as u64, unnoted + bytes.len() as u64);
             if unnoted >= NOTED_BYTES {
-                self.note(chunk_idx, std::mem::take(&mut unnoted), progress)?;
+                self.note_from(stream, chunk_idx, std::mem::take(&mut unnoted), progress)?;
+            }
+            if stream.came(bytes.len(), Instant::now()) {
+                self.note_from(stream, chunk_idx, unnoted, progress)?;
+                return Ok(Ok(()));
             }
         };
-        self.note(chunk_idx, unnoted, progress)?;
+        self.note_from(stream, chunk_idx, unnoted, progress)?;
         Ok(ended.and(if at == missing.end { Ok(()) } else { Err(Failure::passing("the answer ended early")) }))
     }
 

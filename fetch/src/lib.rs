@@ -1,9 +1,9 @@
-//! From a model's source, on a hub, in a bucket, in a registry or on a web server, to a directory of this node: the files a model needs, each held
-//! to what is published of it.
+//! From a model's source, on a hub, in a bucket, in a registry or on a web server, and from replicas that have it, to a directory of this node: the
+//! files a model needs, each held to what is published of it.
 //!
-//! Decisions are plain functions over values: [`choose`] picks files, [`ledger`] knows which bytes are there, [`evict`]
-//! picks what goes, [`backoff`] says how long to wait. [`origin`] speaks with servers, one file for each kind, [`download`]
-//! brings bytes, [`cache`] owns the directory. Nothing here knows Kubernetes, an engine or a command line.
+//! Decisions are plain functions over values: [`choose`] picks files, [`ledger`] knows which bytes are there, [`supply`] says who is asked for
+//! the next ones, [`evict`] picks what goes, [`backoff`] says how long to wait. [`origin`] speaks with servers, one file for each kind,
+//! [`suppliers`] with replicas, [`download`] brings bytes, [`shelf`] is what may be given to others, [`cache`] owns the directory. Nothing here knows Kubernetes, an engine or a command line.
 
 pub mod backoff;
 pub mod cache;
@@ -17,7 +17,10 @@ pub mod ledger;
 pub mod order;
 pub mod origin;
 pub mod progress;
+pub mod shelf;
 pub mod source;
+pub mod suppliers;
+pub mod supply;
 mod transport;
 mod unpack;
 
@@ -25,5 +28,7 @@ pub use self::{
     error::FetchError,
     order::{Access, Fetched, Order, WebLogin, fetch},
     progress::Progress,
+    shelf::Shelf,
     source::Source,
+    suppliers::{Giver, Suppliers},
 };

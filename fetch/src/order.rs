@@ -11,6 +11,7 @@ use crate::{
     origin::{Listing, Origin},
     progress::{Progress, Snapshot},
     source::Source,
+    suppliers::Suppliers,
     unpack::{self, Packed, unpack},
 };
 
@@ -29,6 +30,8 @@ pub struct Order {
     pub limit: Option<u64>,
     /// Requests at the same time.
     pub connections: usize,
+    /// Replicas that have the model.
+    pub suppliers: Arc<Suppliers>,
 }
 
 /// What servers are asked with. Each is told what is meant for its kind, and nobody that it redirects to.
@@ -82,6 +85,7 @@ pub async fn fetch(order: Order, progress: Arc<Progress>) -> Result<Fetched, Fet
     if let Some(found) = found(&cache, &order, &progress, known)? {
         return Ok(found);
     }
+    let is_told = order.commit.is_some();
     let origin = Origin::of(&order.source, &order.access)?;
     let listing = origin.listing(known).await?;
     let commit = listing.commit.clone();
@@ -98,9 +102,13 @@ pub async fn fetch(order: Order, progress: Arc<Progress>) -> Result<Fetched, Fet
     }
     let telling = tokio::spawn(tell(told, progress.clone()));
     let has_layers = !listing.packed.is_empty();
-    let Order { source, connections, .. } = order;
+    let Order { source, connections, suppliers, .. } = order;
+    // Who is told the commit is not the first: whoever was has it, and is nearer than the source.
+    if is_told {
+        suppliers.first_word().await;
+    }
     let work = Work { cache: &cache, key: &key, source: &source };
-    let download = Download { origin, cache: cache.clone(), key: key.clone(), connections, progress };
+    let download = Download { origin, cache: cache.clone(), key: key.clone(), connections, suppliers, progress };
     let brought = work.bring(Arc::new(download), listing).await;
     telling.abort();
     // It may be in the middle of a file that is about to go.

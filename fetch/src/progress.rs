@@ -26,6 +26,9 @@ pub struct Snapshot {
     pub bytes_total: u64,
     /// Speed of the last ten seconds.
     pub bytes_per_second: u64,
+    /// Bytes of them that replicas gave.
+    #[serde(default)]
+    pub bytes_given: u64,
 }
 
 /// See the module.
@@ -33,6 +36,8 @@ pub struct Snapshot {
 pub struct Progress {
     done: AtomicU64,
     total: AtomicU64,
+    given: AtomicU64,
+    notices: Mutex<Vec<String>>,
     commit: Mutex<Option<String>>,
     samples: Mutex<VecDeque<(Instant, u64)>>,
 }
@@ -43,15 +48,32 @@ impl Progress {
         self.done.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes turned out to be wrong.
-    pub fn take_back(&self, bytes: u64) {
+    /// Replicas gave so many of them.
+    pub fn given(&self, bytes: u64) {
+        self.given.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes turned out to be wrong; replicas gave so many of them.
+    pub fn take_back(&self, bytes: u64, given: u64) {
         self.done.fetch_sub(bytes, Ordering::Relaxed);
+        self.given.fetch_sub(given, Ordering::Relaxed);
+    }
+
+    /// Something that a person may want to know went otherwise than it should, and the fetch goes on.
+    pub fn notice(&self, words: String) {
+        self.notices.lock().unwrap_or_else(PoisonError::into_inner).push(words);
+    }
+
+    /// What was noticed since the last call.
+    pub fn take_notices(&self) -> Vec<String> {
+        std::mem::take(&mut self.notices.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// What somebody else who fetches the same says.
     pub fn follow(&self, other: &Snapshot) {
         self.done.store(other.bytes_done, Ordering::Relaxed);
         self.total.store(other.bytes_total, Ordering::Relaxed);
+        self.given.store(other.bytes_given, Ordering::Relaxed);
     }
 
     /// Begins to count.
@@ -78,6 +100,7 @@ impl Progress {
             bytes_done,
             bytes_total: self.total.load(Ordering::Relaxed),
             bytes_per_second: speed(&samples),
+            bytes_given: self.given.load(Ordering::Relaxed),
         }
     }
 }
@@ -94,7 +117,15 @@ impl Snapshot {
         if self.bytes_total == 0 { 0.0 } else { (self.bytes_done as f64 / self.bytes_total as f64).min(1.0) }
     }
 
-    /// For a person: `1.25 of 16.06 GB (8 %), 412 MB/s, 36 s left`.
+    /// What replicas gave, for a person; nothing if they gave nothing.
+    pub fn given(&self) -> String {
+        match self.bytes_given {
+            0 => String::new(),
+            bytes => format!(", {} GB of it from other replicas", gb(bytes)),
+        }
+    }
+
+    /// For a person: `1.25 of 16.06 GB (8 %), 412 MB/s, 36 s left, 1.10 GB of it from other replicas`.
     pub fn line(&self) -> String {
         if self.bytes_total == 0 {
             return "asking what there is".to_owned();
@@ -104,7 +135,7 @@ impl Snapshot {
         let left = self.bytes_total.saturating_sub(self.bytes_done).checked_div(self.bytes_per_second);
         let left = left.filter(|_| self.bytes_done < self.bytes_total);
         let left = left.map(|seconds| format!(", {seconds} s left")).unwrap_or_default();
-        format!("{done} of {total} GB ({percent:.0} %), {mb:.0} MB/s{left}")
+        format!("{done} of {total} GB ({percent:.0} %), {mb:.0} MB/s{left}{}", self.given())
     }
 }
 
@@ -128,6 +159,8 @@ mod tests {
         assert_eq!(seen(1, 100_000_000).bytes_per_second, 100_000_000);
         assert_eq!(seen(2, 300_000_000).line(), "0.40 of 2.00 GB (20 %), 200 MB/s, 8 s left");
         assert_eq!(seen(100, 0).bytes_per_second, 0, "nothing came for a while");
+        progress.given(250_000_000);
+        assert!(seen(101, 0).line().ends_with(", 0.25 GB of it from other replicas"));
         assert_eq!(Progress::default().at(start).line(), "asking what there is");
     }
 }

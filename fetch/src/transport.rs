@@ -1,10 +1,10 @@
 //! One request: what may be told to whom, redirects followed by hand, failures told apart into those that pass and those
 //! that do not.
 
-use std::{error::Error, io, ops::Range, time::Duration};
+use std::{error::Error, fmt, io, ops::Range, time::Duration};
 
 use reqwest::{
-    Client, Method, Response, StatusCode, Url,
+    Client, ClientBuilder, Method, Response, StatusCode, Url,
     header::{ACCEPT_ENCODING, HeaderMap, LOCATION, RANGE, RETRY_AFTER},
     redirect::Policy,
 };
@@ -75,6 +75,15 @@ impl From<FetchError> for Failure {
     }
 }
 
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passing { reason, .. } => f.write_str(reason),
+            Self::Final(error) => write!(f, "{error}"),
+        }
+    }
+}
+
 impl Failure {
     pub(crate) fn passing(reason: impl ToString) -> Self {
         Self::Passing { reason: reason.to_string(), retry_after: None }
@@ -83,13 +92,10 @@ impl Failure {
 
 impl Transport {
     pub(crate) fn new() -> Result<Self, FetchError> {
-        // An error means that somebody in this process chose a provider before.
-        let _chosen_before = rustls::crypto::ring::default_provider().install_default();
-        let client = Client::builder()
+        let client = builder()
             .redirect(Policy::none())
             .connect_timeout(SILENCE)
             .read_timeout(SILENCE)
-            .user_agent(concat!("stoker/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(|error| FetchError::Client { reason: error_chain(&error) })?;
         Ok(Self { client })
@@ -130,6 +136,13 @@ impl Transport {
         }
         asked.headers(request.headers.clone()).send().await.map_err(|error| unanswered(&request.url, &error))
     }
+}
+
+/// What a client is made with.
+pub(crate) fn builder() -> ClientBuilder {
+    // An error means that somebody in this process chose a provider before.
+    let _chosen_before = rustls::crypto::ring::default_provider().install_default();
+    Client::builder().user_agent(concat!("stoker/", env!("CARGO_PKG_VERSION")))
 }
 
 /// A certificate that nobody vouches for is the same when it is asked for again.

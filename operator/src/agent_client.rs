@@ -19,6 +19,7 @@ use stoker_crds::{
     description::{DESCRIPTION_BYTES_MAX, DESCRIPTION_PATH, Description},
     endpoints::{LINES_PATH, Lines},
     history::{HISTORY_BYTES_MAX, HISTORY_PATH, LoadHistory},
+    holders::HOLDERS_PATH,
     intent::{INTENT_PATH, SIGNATURE_HEADER},
 };
 use thiserror::Error;
@@ -105,13 +106,18 @@ impl AgentClient {
 
     /// Gives the agent at `ip` an order; its load after it. Giving it again changes nothing.
     pub async fn order(&self, ip: &str, order: Signed) -> Result<LoadReport, AgentError> {
-        let signature = format!("{SIGNATURE_HEADER}: {}\r\n", order.signature);
-        self.ask(
-            ip,
-            &request(Method::PUT, &address(ip, ADMIN_PORT), INTENT_PATH, &signature, &order.body),
-            REPORT_BYTES_MAX,
-        )
-        .await
+        self.put(ip, INTENT_PATH, order).await
+    }
+
+    /// Tells who fetches at `ip` who has the model; its load after it. Telling it again changes nothing.
+    pub async fn tell_holders(&self, ip: &str, word: Signed) -> Result<LoadReport, AgentError> {
+        self.put(ip, HOLDERS_PATH, word).await
+    }
+
+    async fn put(&self, ip: &str, path: &str, said: Signed) -> Result<LoadReport, AgentError> {
+        let signature = format!("{SIGNATURE_HEADER}: {}\r\n", said.signature);
+        let request = request(Method::PUT, &address(ip, ADMIN_PORT), path, &signature, &said.body);
+        self.ask(ip, &request, REPORT_BYTES_MAX).await
     }
 
     /// Reads what waits in the gateway at `ip`, on one of its ports: it speaks as agents do.

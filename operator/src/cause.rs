@@ -176,7 +176,7 @@ fn starting(pod: &Replica) -> (Trouble, Severity) {
 
 /// `35 % of 16.06 GB fetched, 410 MB/s`: coarse, as every change of a status is a write.
 fn so_far(fetch: FetchReport) -> String {
-    let FetchReport { bytes_done, bytes_total, bytes_per_second } = fetch;
+    let FetchReport { bytes_done, bytes_total, bytes_per_second, bytes_from_replicas } = fetch;
     if bytes_total == 0 {
         return "its source is being asked what the model is".to_owned();
     }
@@ -184,7 +184,12 @@ fn so_far(fetch: FetchReport) -> String {
     let mb = bytes_per_second / 1_000_000;
     let step = 10_u64.pow(mb.checked_ilog10().unwrap_or(0).saturating_sub(1));
     let mb = mb / step * step;
-    format!("{percent} % of {:.2} GB fetched, {mb} MB/s", bytes_total as f64 / 1e9)
+    let whence = match bytes_from_replicas {
+        0 => "",
+        bytes if bytes * 2 < bytes_done => ", a part of it from other replicas",
+        _ => ", most of it from other replicas",
+    };
+    format!("{percent} % of {:.2} GB fetched, {mb} MB/s{whence}", bytes_total as f64 / 1e9)
 }
 
 fn blocked_severity(trouble: &Trouble) -> Severity {
@@ -202,12 +207,17 @@ mod tests {
     #[test]
     fn how_far_a_fetch_is_moves_in_steps() {
         let said = |bytes_done, bytes_per_second| {
-            so_far(FetchReport { bytes_done, bytes_total: 16_060_000_000, bytes_per_second })
+            so_far(FetchReport { bytes_done, bytes_total: 16_060_000_000, bytes_per_second, bytes_from_replicas: 0 })
         };
         assert_eq!(said(0, 0), "0 % of 16.06 GB fetched, 0 MB/s");
         assert_eq!(said(5_700_000_000, 412_345_678), "35 % of 16.06 GB fetched, 410 MB/s");
         assert_eq!(said(5_800_000_000, 418_000_000), "35 % of 16.06 GB fetched, 410 MB/s");
         assert_eq!(said(16_060_000_000, 7_900_000), "100 % of 16.06 GB fetched, 7 MB/s");
+        let from = |bytes_from_replicas| {
+            so_far(FetchReport { bytes_done: 1_000, bytes_total: 1_000, bytes_from_replicas, ..FetchReport::default() })
+        };
+        assert!(from(1).ends_with("MB/s, a part of it from other replicas"), "{}", from(1));
+        assert!(from(500).ends_with("MB/s, most of it from other replicas"), "{}", from(500));
         assert!(so_far(FetchReport::default()).contains("is being asked"));
     }
 }

@@ -217,6 +217,7 @@ pub async fn run(
         agents: agents.clone(),
         keyring: keyring.clone(),
         leadership: leadership.clone(),
+        give_bytes_per_second: options.defaults.models.give_bytes_per_second,
         readings: readings.clone(),
         changed: changed.clone(),
         metrics: metrics.clone(),

@@ -20,9 +20,10 @@ use ring::{
     rand::{SecureRandom, SystemRandom},
     signature::{Ed25519KeyPair, KeyPair},
 };
+use serde::Serialize;
 use stoker_crds::{
     InferenceDeployment,
-    intent::{KEY_BYTES, KEYS_MAX, Order, hex, signed_bytes},
+    intent::{INTENT_PURPOSE, KEY_BYTES, KEYS_MAX, Order, hex, signed_bytes},
 };
 use thiserror::Error;
 use tokio::sync::mpsc;
@@ -102,9 +103,14 @@ impl Keyring {
 
     /// Signs an order.
     pub fn sign(&self, order: &Order) -> Signed {
-        let body = serde_json::to_vec(order).expect("an order is JSON");
+        self.sign_for(INTENT_PURPOSE, order)
+    }
+
+    /// Signs what is meant for this purpose and no other.
+    pub fn sign_for(&self, purpose: &[u8], said: &impl Serialize) -> Signed {
+        let body = serde_json::to_vec(said).expect("what is said is JSON");
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        let signature = hex(keys.signing.sign(&signed_bytes(&body)).as_ref());
+        let signature = hex(keys.signing.sign(&signed_bytes(purpose, &body)).as_ref());
         Signed { body, signature }
     }
 
@@ -227,7 +233,7 @@ mod tests {
 
     fn believed(signed: &Signed, public: &str) -> bool {
         let signature: [u8; 64] = unhex(&signed.signature).unwrap();
-        let message = signed_bytes(&signed.body);
+        let message = signed_bytes(INTENT_PURPOSE, &signed.body);
         public_keys(public).iter().any(|key| UnparsedPublicKey::new(&ED25519, key).verify(&message, &signature).is_ok())
     }
 

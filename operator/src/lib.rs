@@ -20,6 +20,7 @@ pub mod events;
 pub mod fence;
 pub mod fits;
 pub mod gateways;
+pub mod holders;
 pub mod intake;
 pub mod keys;
 pub mod lease;

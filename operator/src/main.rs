@@ -79,6 +79,10 @@ struct Args {
     /// Bytes that such a directory may hold. Default: what its disk has.
     #[arg(long, value_name = "BYTES", requires = "model_cache")]
     model_cache_limit: Option<u64>,
+    /// Bytes a second that a replica gives, at most and to all together, of its model to replicas of its namespace that fetch the same one.
+    /// 0: models come from their source alone.
+    #[arg(long, value_name = "BYTES", default_value_t = 500_000_000)]
+    replica_weights_bytes_per_second: u64,
     /// URL of a collector (OTLP over HTTP) that agents send spans of requests to, where a deployment's pod.env does not say. A change of
     /// it is another revision of every deployment. Default: none.
     #[arg(long, value_name = "URL")]
@@ -165,6 +169,7 @@ async fn main() -> anyhow::Result<()> {
             endpoint: args.hub_endpoint,
             node_cache: args.model_cache,
             node_cache_limit: args.model_cache_limit,
+            give_bytes_per_second: args.replica_weights_bytes_per_second,
         },
         otlp_endpoint: args.agent_otlp_endpoint,
     };

@@ -14,17 +14,18 @@ use kube::{
     runtime::reflector::{ObjectRef, Store},
 };
 use stoker_crds::{InferenceDeployment, contract::LoadReport};
-use stoker_replica::{Answer, Intent};
+use stoker_replica::{Answer, Intent, Sight};
 use tokio::{
     sync::mpsc,
     task::JoinSet,
     time::{MissedTickBehavior, interval},
 };
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::{
     agent_client::{AgentClient, AgentError},
     desired::labels,
+    holders::{self, Party},
     keys::Keyring,
     lease::Leadership,
     metrics::Metrics,
@@ -45,6 +46,8 @@ pub struct Probe {
     pub keyring: Keyring,
     /// Whether we may give orders.
     pub leadership: Leadership,
+    /// Bytes a second that a replica gives of its model to those that fetch it; 0: none are named to them.
+    pub give_bytes_per_second: u64,
     /// Where readings go.
     pub readings: Readings,
     /// Whose deployment to look at again. Bounded: when it is full, the next reading asks again.
@@ -107,6 +110,10 @@ impl Probe {
             Ok(report) => Ok(self.tell(&target, report).await),
             failed => failed,
         };
+        let answer = match answer {
+            Ok(report) => Ok(self.tell_holders(&target, report).await),
+            failed => failed,
+        };
         let heard = match &answer {
             Ok(report) => Answer::Report(report),
             Err(AgentError::Body(_) | AgentError::Status { .. }) => Answer::NotAReport,
@@ -165,6 +172,53 @@ impl Probe {
     }
 }
 
+impl Probe {
+    /// Tells one that fetches a model who has it, if it was told otherwise; its reading after that.
+    async fn tell_holders(&self, target: &Target, report: LoadReport) -> LoadReport {
+        let fetches = report.model.as_ref().is_some_and(|model| model.fetch.is_some() && model.holders.is_some());
+        if !fetches || !self.leadership.holds() {
+            return report;
+        }
+        let Some(fetcher) = target.party(report.clone()) else { return report };
+        let parties = match self.give_bytes_per_second {
+            0 => Vec::new(),
+            _ => self.parties(&fetcher.namespace),
+        };
+        let givers = holders::holders(&fetcher, &parties);
+        if !holders::is_news(&fetcher, &givers) {
+            return report;
+        }
+        let word = holders::word(&fetcher, &givers, self.give_bytes_per_second, &self.keyring);
+        let (pod, names) = (&target.pod, givers.iter().map(|giver| giver.pod.as_str()).collect::<Vec<_>>().join(" "));
+        match self.agents.tell_holders(&target.ip, word).await {
+            Ok(after) => {
+                info!(pod, holders = names, "told who has its model");
+                after
+            }
+            Err(error) => {
+                debug!(pod, %error, "not told who has its model, will be told again");
+                report
+            }
+        }
+    }
+
+    /// Pods of a namespace whose processes were heard a moment ago.
+    fn parties(&self, namespace: &str) -> Vec<Party> {
+        let now = self.readings.now();
+        let party = |pod: &Arc<Pod>| {
+            let is_here =
+                pod.namespace().is_some_and(|of| of == namespace) && pod.metadata.deletion_timestamp.is_none();
+            let target = is_here.then(|| Target::of(pod)).flatten()?;
+            let reading = self.readings.at(&target.uid, now);
+            match reading.sight() {
+                Sight::Fresh(report) => target.party(report.clone()),
+                Sight::Unread | Sight::Stale { .. } | Sight::Absurd(_) | Sight::Missing => None,
+            }
+        };
+        self.pods.state().iter().filter_map(party).collect()
+    }
+}
+
 /// The agent of a pod, or what fetches its model, if it runs.
 fn candidate(pod: &Pod) -> Option<Candidate<'_>> {
     let status = pod.status.as_ref()?;
@@ -185,6 +239,12 @@ struct Target {
 }
 
 impl Target {
+    /// The same with what it said.
+    fn party(&self, report: LoadReport) -> Option<Party> {
+        let namespace = self.deployment.namespace.clone()?;
+        Some(Party { namespace, pod: self.pod.clone(), uid: self.uid.clone(), ip: self.ip.parse().ok()?, report })
+    }
+
     fn of(pod: &Pod) -> Option<Self> {
         Some(Self {
             pod: pod.name_any(),

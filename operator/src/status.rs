@@ -609,7 +609,7 @@ mod tests {
     }
 
     fn serving(node: &str, commit: &str) -> Replica {
-        let model = Some(ModelReport { commit: commit.to_owned(), fetch: None });
+        let model = Some(ModelReport { commit: commit.to_owned(), fetch: None, holders: None });
         let report = LoadReport { model, ..LoadReport::idle(10) };
         let pod = ObservedPod {
             name: "chat-a-0".into(),

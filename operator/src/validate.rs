@@ -80,6 +80,8 @@ pub struct ModelDefaults {
     pub node_cache: Option<String>,
     /// Bytes that such a directory may hold.
     pub node_cache_limit: Option<u64>,
+    /// Bytes a second that a replica gives of its model to those that fetch it; 0: nothing.
+    pub give_bytes_per_second: u64,
 }
 
 /// A deployment that can be deployed: the only thing `desired` reads. Made by [`validate`] alone.

@@ -253,6 +253,7 @@ fn the_cache_is_where_chart_or_deployment_say() {
         endpoint: Some("https://mirror".to_owned()),
         node_cache: Some("/srv/models".to_owned()),
         node_cache_limit: Some(1000),
+        ..ModelDefaults::default()
     };
     let cache = |desired: &Desired| volume(&desired.pod(0), "model-cache");
     let own = made(of_hub(), Value::Null, ModelDefaults::default());

@@ -127,7 +127,7 @@ fn only_the_operator_and_gateways_reach_the_admin_port() {
     let policy = |inference: &str| policy_of(peers(inference));
     let expected_of = |from: &str, admin: &str| {
         yaml(&format!(
-            "{{policyTypes: [Ingress], podSelector: {{matchLabels: {{app.kubernetes.io/managed-by: stoker, app.kubernetes.io/instance: chat, app.kubernetes.io/component: agent}}}}, ingress: [{{{from}ports: [{{port: 8000, protocol: TCP}}]}}, {{from: [{admin}], ports: [{{port: 8001, protocol: TCP}}]}}]}}"
+            "{{policyTypes: [Ingress], podSelector: {{matchLabels: {{app.kubernetes.io/managed-by: stoker, app.kubernetes.io/instance: chat, app.kubernetes.io/component: agent}}}}, ingress: [{{{from}ports: [{{port: 8000, protocol: TCP}}]}}, {{from: [{admin}], ports: [{{port: 8001, protocol: TCP}}]}}, {{from: [{{podSelector: {{matchLabels: {{app.kubernetes.io/managed-by: stoker, app.kubernetes.io/component: agent}}}}}}], ports: [{{port: 8002, protocol: TCP}}]}}]}}"
         ))
     };
     let expected = |from: &str| expected_of(from, OPERATOR);

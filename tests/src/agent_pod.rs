@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use reqwest::Client;
 use ring::signature::{Ed25519KeyPair, KeyPair};
 use serde_json::{Value, json};
-use stoker_crds::intent::{INTENT_PATH, KEY_BYTES, Order, SIGNATURE_HEADER, Want, hex, signed_bytes};
+use stoker_crds::intent::{INTENT_PATH, INTENT_PURPOSE, KEY_BYTES, Order, SIGNATURE_HEADER, Want, hex, signed_bytes};
 
 use crate::agent::AgentProcess;
 
@@ -66,7 +66,7 @@ impl AgentPod {
 
 /// The signature of an order's body with the key of a seed.
 pub fn signature(body: &[u8], seed: u8) -> String {
-    hex(key(seed).sign(&signed_bytes(body)).as_ref())
+    hex(key(seed).sign(&signed_bytes(INTENT_PURPOSE, body)).as_ref())
 }
 
 /// The public key of a seed, as it stands in the file of keys.

@@ -195,10 +195,14 @@ fn what_deployments_may_name_reaches_the_operator() {
         "models.hub.endpoint=https://hub.example",
         "models.cache.hostPath=/srv/models",
         "models.cache.limitBytes=500000000000",
+        "models.replicas.bytesPerSecond=0",
     ]);
-    for argument in
-        ["\"--hub-endpoint=https://hub.example\"", "\"--model-cache=/srv/models\"", "--model-cache-limit=500000000000"]
-    {
+    for argument in [
+        "\"--hub-endpoint=https://hub.example\"",
+        "\"--model-cache=/srv/models\"",
+        "--model-cache-limit=500000000000",
+        "--replica-weights-bytes-per-second=0",
+    ] {
         assert!(text.contains(&format!("            - {argument}\n")), "{argument}: {text}");
     }
     assert!(refusal(&[&IMAGES[..], &["models.hub.endpoint=hub"]].concat()).contains("/models/hub/endpoint"));

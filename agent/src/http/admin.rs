@@ -1,8 +1,11 @@
 //! The admin port: what only operator and gateways ask. `GET /v1/load` is one reading, `GET /v1/history` those of a day, `GET /v1/model` what
-//! is served and the memory that it took, `PUT /v1/intent` an order; `GET /v1/kv-events` is what the prefix cache holds, for gateways. No Service has this port; an order is believed for its
+//! is served and the memory that it took, `PUT /v1/intent` an order, `PUT /v1/holders` who has the model that this process fetches; `GET /v1/kv-events` is what the prefix cache holds, for gateways. No Service has this port; an order is believed for its
 //! signature alone, so whoever else reaches the port moves nothing.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     Json, Router,
@@ -17,13 +20,15 @@ use stoker_crds::{
     contract::LoadReport,
     description::{DESCRIPTION_PATH, Description},
     history::{HISTORY_PATH, LoadHistory},
+    holders::{BLOBS_PATH, HOLDERS_PATH, HOLDERS_PURPOSE, Holder, Holders, TICKET_HEADER},
     intent::{INTENT_PATH, ORDER_BYTES_MAX, SIGNATURE_HEADER},
     kv_events::{KV_EVENTS_PATH, KvEvents, WAIT_SECONDS_MAX},
 };
+use stoker_fetch::Giver;
 
 use crate::{
     http::{error::ApiError, observe, unknown_path, wrong_method},
-    intent::Refused,
+    intent::{Addressed, Refused, signed_for},
     replica::Replica,
 };
 
@@ -34,6 +39,7 @@ pub fn admin_router(replica: Arc<Replica>) -> Router {
         .route(HISTORY_PATH, get(history))
         .route(DESCRIPTION_PATH, get(description))
         .route(INTENT_PATH, put(intent))
+        .route(HOLDERS_PATH, put(holders))
         .route(KV_EVENTS_PATH, get(kv_events))
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_path)
@@ -81,6 +87,32 @@ async fn intent(State(replica): State<Arc<Replica>>, request: Request) -> Result
             Err(refused.into())
         }
     }
+}
+
+/// Takes the operator's word on who has the model; answers as to an order. Who fetches nothing has no use for it.
+async fn holders(State(replica): State<Arc<Replica>>, request: Request) -> Result<Json<LoadReport>, ApiError> {
+    let signature = request.headers().get(SIGNATURE_HEADER).map(|value| value.to_str().unwrap_or_default().to_owned());
+    let body = to_bytes(request.into_body(), ORDER_BYTES_MAX).await.map_err(|_| Refused::TooLarge);
+    let told = body.and_then(|body: Bytes| believed(&replica, &body, signature.as_deref()));
+    let told = told.inspect_err(|refused| replica.note_refused(refused))?;
+    let Some(suppliers) = replica.suppliers() else {
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "no_fetch", "this process fetches no model"));
+    };
+    suppliers.tell(told.holders.into_iter().map(given_by).collect(), Instant::now());
+    Ok(Json(replica.load_report()))
+}
+
+fn believed(replica: &Replica, body: &[u8], signature: Option<&str>) -> Result<Holders, Refused> {
+    let keys = replica.settings().authority.public_keys();
+    let told: Holders = signed_for(HOLDERS_PURPOSE, body, signature, &keys)?;
+    let Holders { pod_uid, start_id, expires_up_ms, .. } = &told;
+    Addressed { pod_uid, start_id, expires_up_ms: *expires_up_ms }.to(replica.receiver())?;
+    Ok(told)
+}
+
+fn given_by(Holder { pod, address, ticket, signature }: Holder) -> Giver {
+    let headers = [(TICKET_HEADER, ticket), (SIGNATURE_HEADER, signature)].into();
+    Giver { name: pod, url: format!("http://{address}{BLOBS_PATH}"), headers }
 }
 
 impl From<Refused> for ApiError {

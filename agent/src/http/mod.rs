@@ -14,6 +14,7 @@ mod extract;
 mod fields;
 mod filter;
 mod generate;
+pub mod giving;
 mod json_object;
 mod json_text;
 mod logprobs;

@@ -47,6 +47,11 @@ pub fn selector(deployment: &str) -> BTreeMap<String, String> {
     owned(&[(MANAGED_BY, MANAGER), (INSTANCE, deployment), (COMPONENT, "agent")])
 }
 
+/// What replicas of all deployments have.
+pub fn any_replica() -> BTreeMap<String, String> {
+    owned(&[(MANAGED_BY, MANAGER), (COMPONENT, "agent")])
+}
+
 /// [`selector`] in the form of a query.
 pub fn selector_text(deployment: &str) -> String {
     query(&selector(deployment))

@@ -1,14 +1,20 @@
 //! The NetworkPolicy of replicas, where whoever runs the operator asks for it: its admin port for the operator and
-//! gateways alone, inference for everybody or for those it names, and for the operator, which compares answers of a canary. Pure.
+//! gateways alone, files of the model for replicas of the namespace, inference for everybody or for those it names, and for the operator, which
+//! compares answers of a canary. Pure.
 
 use k8s_openapi::{
-    api::networking::v1::{NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPort, NetworkPolicySpec},
+    api::networking::v1::{
+        NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec,
+    },
     apimachinery::pkg::{
         apis::meta::v1::{LabelSelector, ObjectMeta},
         util::intstr::IntOrString,
     },
 };
-use stoker_crds::contract::{ADMIN_PORT, AGENT_PORT};
+use stoker_crds::{
+    contract::{ADMIN_PORT, AGENT_PORT},
+    holders::WEIGHTS_PORT,
+};
 
 use super::{labels, owner};
 use crate::{peers::Peers, validate::Identity};
@@ -38,10 +44,20 @@ pub(super) fn network_policy(identity: &Identity, peers: &Peers) -> NetworkPolic
                     from: Some(of_admin.cloned().collect()),
                     ports: Some(vec![port(ADMIN_PORT)]),
                 },
+                NetworkPolicyIngressRule {
+                    from: Some(vec![replicas_of_the_namespace()]),
+                    ports: Some(vec![port(WEIGHTS_PORT)]),
+                },
             ]),
             egress: None,
         }),
     }
+}
+
+/// Whoever they serve: several deployments may have one model.
+fn replicas_of_the_namespace() -> NetworkPolicyPeer {
+    let selector = LabelSelector { match_labels: Some(labels::any_replica()), ..LabelSelector::default() };
+    NetworkPolicyPeer { pod_selector: Some(selector), ..NetworkPolicyPeer::default() }
 }
 
 fn port(number: u16) -> NetworkPolicyPort {

@@ -17,6 +17,7 @@ use k8s_openapi::{
 };
 use stoker_crds::{
     contract::{ADMIN_PORT, ADMIN_PORT_NAME, AGENT_PORT, AGENT_PORT_NAME, CONFIG_DIR, CONFIG_FILE, DrainSettings},
+    holders::{WEIGHTS_PORT, WEIGHTS_PORT_NAME},
     intent::{KEYS_DIR, KEYS_FILE, POD_UID_VARIABLE},
     pod::SeLinux,
 };
@@ -102,7 +103,11 @@ fn container(inputs: &ReplicaInputs) -> Container {
         image_pull_policy: inputs.image_pull_policy.clone(),
         args: Some(told_by_operator()),
         env: Some(inputs.env.iter().map(additions::env).chain([pod_uid()]).collect()),
-        ports: Some(vec![port(AGENT_PORT_NAME, AGENT_PORT), port(ADMIN_PORT_NAME, ADMIN_PORT)]),
+        ports: Some(vec![
+            port(AGENT_PORT_NAME, AGENT_PORT),
+            port(ADMIN_PORT_NAME, ADMIN_PORT),
+            port(WEIGHTS_PORT_NAME, WEIGHTS_PORT),
+        ]),
         resources: resource_requirements(inputs),
         volume_mounts: Some(volume_mounts(inputs)),
         startup_probe: Some(probe("/healthz", Pace { period: 1, timeout: 2, failures: LISTEN_SECONDS })),
