@@ -29,6 +29,7 @@ mod gateway_tls;
 mod kubectl_stoker;
 mod kubectl_words;
 mod load_generator;
+mod model_holders;
 mod model_prefetch;
 mod model_sources;
 mod monitoring;
