@@ -28,6 +28,13 @@ async fn a_response_is_kept_followed_and_forgotten() {
     assert_eq!(second["usage"]["input_tokens"], prompt.len(), "instructions are not handed on: {second}");
     assert_eq!(second["previous_response_id"], id);
 
+    for (query, param) in
+        [("stream=true", "stream"), ("starting_after=3", "starting_after"), ("include[]=x", "include"), ("x=1", "x")]
+    {
+        let (status, refused) = agent.get(&format!("/v1/responses/{id}?{query}")).await;
+        assert!(status == 400 && refused["error"]["param"] == param, "{query}: {refused}");
+    }
+    assert_eq!(agent.get(&format!("/v1/responses/{id}?stream=false")).await.1, first, "what it is in any case");
     let deleted = json_of(agent.send("DELETE", &format!("/v1/responses/{id}"), "").await).await;
     assert_eq!(deleted, (StatusCode::OK, json!({"id": id, "object": "response", "deleted": true})));
     assert_eq!(agent.get(&format!("/v1/responses/{id}")).await.0, 404);

@@ -155,10 +155,11 @@ impl Board {
         for (uid, witnesses) in self.witnesses() {
             let told = ask(&agents, witnesses).await;
             let Some((now, since)) = self.now_and_since() else { return };
-            if let Some(past) = lock(&self.inner.pasts).get_mut(&uid) {
-                past.ring.recall(&told, now);
-                past.n_witnesses = told.iter().filter(|one| reaches_back(one, now - since)).count();
-            }
+            // Where nothing was sampled yet, since there was nothing to see then, what is remembered comes first.
+            let mut pasts = lock(&self.inner.pasts);
+            let past = pasts.entry(uid).or_default();
+            past.ring.recall(&told, now);
+            past.n_witnesses = told.iter().filter(|one| reaches_back(one, now - since)).count();
         }
     }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::{Path, Query, State},
     http::StatusCode,
     response::{IntoResponse, Response},
 };
@@ -114,8 +114,26 @@ fn response_of(mut growing: Growing, completions: Vec<Completion>, usage: UsageB
 }
 
 /// A response that was kept.
-pub(crate) async fn get(owner: Owner, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn get(
+    owner: Owner,
+    Path(id): Path<String>,
+    Query(asked): Query<Vec<(String, String)>>,
+) -> Result<Json<Value>, ApiError> {
+    asked.iter().try_for_each(|(name, value)| as_kept(name, value))?;
     Ok(Json(stored(&id, owner, "response_id")?.response))
+}
+
+/// A kept response is told as it was made: what would tell it otherwise is refused.
+fn as_kept(name: &str, value: &str) -> Result<(), ApiError> {
+    let why = match (name, value) {
+        ("stream", "false") | ("include_obfuscation", _) => return Ok(()),
+        ("stream" | "starting_after", _) => {
+            "events of a response are not kept: leave it out, and ask again until `status` says that it has ended"
+        }
+        ("include" | "include[]", _) => "a response is kept as it was made: ask for this when it is made",
+        _ => "is not known: leave it out",
+    };
+    Err(ApiError::invalid(name.trim_end_matches("[]"), format!("`{name}`: {why}")))
 }
 
 /// Ends a response that is made in the background; one that has ended stays as it is.
