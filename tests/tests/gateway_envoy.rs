@@ -309,6 +309,7 @@ async fn trailers_pass_and_a_thousand_requests_at_once_are_answered() -> Result<
     let Some(program) = program("trailers_pass_and_a_thousand_requests_at_once_are_answered").await? else {
         return Ok(());
     };
+    // All are answered, however slow the machine is: nobody in line is to be told that it would take too long.
     let rig = Rig::start(program, 2, &["--line-max", "2000", "--hold", "300"]).await?;
     let envoy = rig.envoy(&rig.setup()?).await?;
     let mut connection = TcpStream::connect(envoy.url("").trim_start_matches("http://")).await?;
