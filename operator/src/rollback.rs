@@ -125,11 +125,13 @@ fn phase(round: &Round<'_>, is_rolled_back: bool) -> RolloutPhase {
 /// All that are kept, oldest first; the one that is asked for last.
 fn revisions(round: &Round<'_>, before: Option<&RolloutStatus>, asked: &str) -> Vec<RevisionStatus> {
     let mut revisions = before.map(|before| before.revisions.clone()).unwrap_or_default();
+    for revision in unrecorded(round, asked) {
+        if revisions.iter().all(|entry| entry.revision != revision) {
+            make_newest(&mut revisions, revision);
+        }
+    }
     if revisions.last().is_none_or(|newest| newest.revision != asked) {
-        let number = revisions.iter().map(|entry| entry.number).max().unwrap_or_default() + 1;
-        let again = revisions.iter().position(|entry| entry.revision == asked).map(|place| revisions.remove(place));
-        let entry = again.unwrap_or_else(|| RevisionStatus { revision: asked.to_owned(), ..RevisionStatus::default() });
-        revisions.push(RevisionStatus { number, ..entry });
+        make_newest(&mut revisions, asked);
     }
     let working = &round.desired.revision;
     // Of another one than that a replica may serve that is only tried, or was given up.
@@ -139,6 +141,22 @@ fn revisions(round: &Round<'_>, before: Option<&RolloutStatus>, asked: &str) -> 
         entry.commit = round.deployment.commit.clone().or(entry.commit.take());
     }
     keep(round, revisions)
+}
+
+/// Revisions of pods that another one may have followed before the status of the round that made them was written, older
+/// pods first.
+fn unrecorded<'a>(round: &'a Round<'_>, asked: &'a str) -> impl Iterator<Item = &'a str> {
+    let mut pods: Vec<_> = round.observed.replicas.iter().map(|replica| &replica.pod).collect();
+    pods.sort_by_key(|pod| pod.created);
+    pods.into_iter().map(|pod| pod.revision.as_str()).filter(move |revision| !revision.is_empty() && *revision != asked)
+}
+
+/// Gives it the highest number.
+fn make_newest(revisions: &mut Vec<RevisionStatus>, revision: &str) {
+    let number = revisions.iter().map(|entry| entry.number).max().unwrap_or_default() + 1;
+    let again = revisions.iter().position(|entry| entry.revision == revision).map(|place| revisions.remove(place));
+    let entry = again.unwrap_or_else(|| RevisionStatus { revision: revision.to_owned(), ..RevisionStatus::default() });
+    revisions.push(RevisionStatus { number, ..entry });
 }
 
 /// Those of the pods that there are, the one that is worked towards, and as many others as shall be kept.

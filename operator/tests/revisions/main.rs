@@ -173,3 +173,20 @@ fn as_many_revisions_are_kept_as_asked_and_one_that_comes_back_is_the_newest() {
     assert_eq!(numbers(&life), [4, 5, 6]);
     assert!(life.rollout().revisions.iter().all(|entry| entry.served && entry.revision != first));
 }
+
+/// The next change came between the making of its pod and the status of that round.
+#[test]
+fn a_revision_whose_round_never_wrote_its_status_is_known_by_its_pod() {
+    let mut life = Life::begun(json!({}));
+    let before = life.status.clone();
+    life.change("b");
+    let overtaken = life.round().desired.revision;
+    life.add(&overtaken, cannot_be_pulled());
+    life.status = before;
+    life.change("c");
+    life.after(1);
+    life.after(1);
+    let seen: Vec<_> = life.rollout().revisions.iter().map(|entry| (entry.number, entry.served)).collect();
+    assert_eq!(seen, [(1, true), (2, false), (3, false)]);
+    assert_eq!(life.rollout().revisions[1].revision, overtaken);
+}
