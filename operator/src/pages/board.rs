@@ -16,7 +16,7 @@ use kube::{
         reflector::{ObjectRef, Store},
     },
 };
-use stoker_crds::InferenceDeployment;
+use stoker_crds::{InferenceDeployment, history::LoadHistory};
 use stoker_pages::{
     deployment::{Deployment, DeploymentQuery, History},
     fleet::Fleet,
@@ -43,6 +43,8 @@ use crate::{
 
 /// How long a look holds: agents are read every two seconds.
 const LOOK_HOLDS: Duration = Duration::from_millis(1900);
+/// Looks for agents that were not read yet, a sample apart: a replica that serves is read within two minutes or has other troubles.
+const RECALL_ROUNDS: u32 = 12;
 /// Pages that are open at the same time; more are refused, and ask again.
 pub(super) const STREAMS: usize = 256;
 
@@ -111,8 +113,8 @@ impl std::fmt::Debug for Board {
 }
 
 impl Board {
-    /// Takes a sample every ten seconds, for as long as it runs, and asks agents once for what was before. From its beginning on there
-    /// is something to see.
+    /// Takes a sample every ten seconds, for as long as it runs, and asks agents once for what was before. From its
+    /// beginning on there is something to see.
     pub async fn keep(self, sources: Sources, agents: AgentClient, vitals: Vitals) {
         let since = sources.readings.now();
         *self.inner.sources.write().unwrap_or_else(PoisonError::into_inner) = Some((sources, since));
@@ -148,27 +150,40 @@ impl Board {
         self.inner.diary.keep_only(&uids);
     }
 
-    /// Asks when every agent that answers was read: they are read every two seconds. One deployment after the other: a new leader has
-    /// more to do.
+    /// Asks as soon as every agent of a deployment that serves was read, which they are every two seconds; what is left after a while as far
+    /// as it can be asked. One deployment after the other: a new leader has more to do.
     async fn recall(&self, agents: AgentClient) {
-        tokio::time::sleep(SAMPLE_EVERY).await;
-        for (uid, witnesses) in self.witnesses() {
-            let told = ask(&agents, witnesses).await;
-            let Some((now, since)) = self.now_and_since() else { return };
-            // Where nothing was sampled yet, since there was nothing to see then, what is remembered comes first.
-            let mut pasts = lock(&self.inner.pasts);
-            let past = pasts.entry(uid).or_default();
-            past.ring.recall(&told, now);
-            past.n_witnesses = told.iter().filter(|one| reaches_back(one, now - since)).count();
+        let mut asked: HashSet<String> = HashSet::new();
+        for rounds_left in (0..RECALL_ROUNDS).rev() {
+            tokio::time::sleep(SAMPLE_EVERY).await;
+            for (uid, witnesses, n_serving) in self.witnesses() {
+                if (witnesses.len() < n_serving && rounds_left > 0) || !asked.insert(uid.clone()) {
+                    continue;
+                }
+                self.remember(uid, &ask(&agents, witnesses).await);
+            }
         }
     }
 
-    fn witnesses(&self) -> Vec<(String, Vec<Witness>)> {
+    fn remember(&self, uid: String, told: &[LoadHistory]) {
+        let Some((now, since)) = self.now_and_since() else { return };
+        // Where nothing was sampled yet, since there was nothing to see then, what is remembered comes first.
+        let mut pasts = lock(&self.inner.pasts);
+        let past = pasts.entry(uid).or_default();
+        past.ring.recall(told, now);
+        past.n_witnesses = told.iter().filter(|one| reaches_back(one, now - since)).count();
+    }
+
+    /// Of each deployment, with how many of its replicas serve.
+    fn witnesses(&self) -> Vec<(String, Vec<Witness>, usize)> {
         let (look, sources) = (self.look(), self.inner.sources.read().unwrap_or_else(PoisonError::into_inner));
         let Some((look, (sources, _))) = look.zip(sources.as_ref()) else { return Vec::new() };
         let now = sources.readings.now();
-        let of =
-            |(object, pods, _): &Seen| Some((object.uid()?, witnesses(pods, &replicas(pods, &sources.readings, now))));
+        let of = |(object, pods, _): &Seen| {
+            let replicas = replicas(pods, &sources.readings, now);
+            let n_serving = replicas.iter().filter(|replica| replica.serves()).count();
+            Some((object.uid()?, witnesses(pods, &replicas), n_serving))
+        };
         look.of.values().filter_map(of).collect()
     }
 
