@@ -1,11 +1,16 @@
 //! A cluster for tests: control plane, Service proxy and one process node, with the few words a test needs to drive them.
 //! Everything stops when the value is dropped, and also when the test process is killed.
+//!
+//! Starting a control plane takes as much of a core as half of the tests that use one. So the suite has some that go from test to test, each
+//! as new (`lend-control-plane`), and a test that asks for such a one, and leaves its servers alone, may be given it.
 
 use std::{
+    env,
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
     path::PathBuf,
     process::{Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -15,8 +20,27 @@ use stoker_cluster::{
     BackoffLimits, ClusterError, ControlPlane, ControlPlaneOptions, Controllers, NodeOptions, ProcessNode, ServiceProxy,
 };
 
+use crate::operator::kinds;
+
 /// Generous for two busy cores; what is waited for usually takes a second.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the suite gives to a test: words by which it [borrows](ControlPlane::borrow) a control plane.
+const LEASE: &str = "STOKER_TEST_CONTROL_PLANE";
+
+/// The one that the suite lends: all controllers, and our kinds.
+pub fn lendable() -> ControlPlaneOptions {
+    ControlPlaneOptions { controllers: Controllers::all(), kinds: kinds(), ..ControlPlaneOptions::default() }
+}
+
+/// One that is lent if it is as asked for, and nobody in this process had it yet; else one of its own.
+fn lent_or_new(options: ControlPlaneOptions) -> Result<ControlPlane, ClusterError> {
+    static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+    match env::var(LEASE) {
+        Ok(lease) if options == lendable() && !IS_TAKEN.swap(true, Ordering::Relaxed) => ControlPlane::borrow(&lease),
+        _ => ControlPlane::start(options),
+    }
+}
 
 /// A whole cluster. Fields drop in order: what uses the API server goes first.
 pub struct TestCluster {
@@ -39,8 +63,16 @@ impl TestCluster {
         Self::try_start(options, node).unwrap_or_else(|error| panic!("{error}"))
     }
 
+    /// The same with servers of its own, for who stops them or reads what they wrote.
+    pub fn start_own(options: ControlPlaneOptions, node: NodeOptions) -> Result<Self, ClusterError> {
+        Self::on(ControlPlane::start(options)?, node)
+    }
+
     fn try_start(options: ControlPlaneOptions, node: NodeOptions) -> Result<Self, ClusterError> {
-        let control_plane = ControlPlane::start(options)?;
+        Self::on(lent_or_new(options)?, node)
+    }
+
+    fn on(control_plane: ControlPlane, node: NodeOptions) -> Result<Self, ClusterError> {
         let proxy = ServiceProxy::start(&control_plane)?;
         let backoff = BackoffLimits { base: Duration::from_secs(2), longest: Duration::from_secs(5) };
         let node = ProcessNode::start(&control_plane, NodeOptions { backoff, ..node })?;

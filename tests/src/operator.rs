@@ -36,7 +36,7 @@ use stoker_operator::{
 use stoker_scaling::DecisionRecord;
 use tokio::{runtime::Runtime, task::JoinHandle};
 
-use crate::cluster::{TestCluster, pause_after};
+use crate::cluster::{TestCluster, lendable, pause_after};
 
 /// The image that deployments get by default: the stand-in agent.
 pub const AGENT_IMAGE: &str = "stand-in/agent:1";
@@ -65,7 +65,15 @@ impl Rig {
 
     /// The same with another control plane and node.
     pub fn start_with(options: ControlPlaneOptions, node: NodeOptions) -> Result<Self> {
-        let cluster = TestCluster::start_with(ControlPlaneOptions { kinds: kinds(), ..options }, node);
+        Self::on(TestCluster::start_with(ControlPlaneOptions { kinds: kinds(), ..options }, node))
+    }
+
+    /// With a control plane whose servers a test stops.
+    pub fn start_own() -> Result<Self> {
+        Self::on(TestCluster::start_own(lendable(), NodeOptions::default())?)
+    }
+
+    fn on(cluster: TestCluster) -> Result<Self> {
         cluster.node.add_image(AGENT_IMAGE, program("stand-in-agent")?);
         let runtime = Runtime::new()?;
         let client = runtime.block_on(client_of(&cluster.control_plane.kubeconfig_path()))?;

@@ -10,6 +10,7 @@ mod canary_drift;
 mod chart;
 mod cluster_demo;
 mod cluster_node;
+mod control_plane_lent;
 mod fault_suite;
 mod fetch;
 mod fetch_bucket;

@@ -18,9 +18,11 @@ use k8s_openapi::{
     api::core::v1::ServiceAccount, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{Api, Client, Config, config::KubeConfigOptions, config::Kubeconfig};
+use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use crate::{
+    baseline::Baseline,
     binaries::Binaries,
     blocking::block_on,
     component::{Component, ComponentSpec},
@@ -39,7 +41,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Which control plane to start.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ControlPlaneOptions {
     /// What runs beside etcd and the API server.
     pub controllers: Controllers,
@@ -83,19 +85,33 @@ pub enum Audit {
     Metadata,
 }
 
-/// A running control plane. Dropping it stops everything.
+/// A running control plane. Dropping it stops everything that it started.
 #[derive(Debug)]
 pub struct ControlPlane {
-    // In the order of their end: without etcd an API server takes half a minute to stop.
-    scheduler: Option<Component>,
-    controller_manager: Option<Component>,
-    apiserver: Component,
-    etcd: Component,
+    /// `None`: they are somebody else's, who lends them.
+    servers: Option<Running>,
     credentials: Credentials,
     slot: Slot,
     keeper: Arc<Keeper>,
     binaries: Binaries,
     dir: Dir,
+}
+
+/// The servers that were started.
+#[derive(Debug)]
+struct Running {
+    // In the order of their end: without etcd an API server takes half a minute to stop.
+    scheduler: Option<Component>,
+    controller_manager: Option<Component>,
+    apiserver: Component,
+    etcd: Component,
+}
+
+/// What another process needs to use a control plane that was lent to it.
+#[derive(Debug, Deserialize, Serialize)]
+struct Lease {
+    dir: PathBuf,
+    slot: u8,
 }
 
 impl ControlPlane {
@@ -108,31 +124,50 @@ impl ControlPlane {
         let slot = Slot::claim()?;
         let mut addresses = slot.addresses();
         addresses.service_range = options.services.clone().unwrap_or(addresses.service_range);
-        let credentials = Credentials::create(&dir.path().join("credentials"), &addresses)?;
+        let credentials = Credentials::create(&credentials_dir(dir.path()), &addresses)?;
         let servers = Servers { dir: dir.path(), addresses: &addresses, credentials: &credentials };
         let layout = Layout { binaries: &binaries, servers };
         let etcd = Component::start(layout.etcd()?, &keeper)?;
         let apiserver = Component::start(layout.apiserver(&options)?, &keeper)?;
         let specs = layout.controllers(options.controllers)?;
-        let mut control_plane = Self {
-            scheduler: None,
-            controller_manager: None,
-            apiserver,
-            etcd,
-            credentials,
-            slot,
-            keeper,
-            binaries,
-            dir,
-        };
-        control_plane.wait_until_ready()?;
-        control_plane.make_kinds(&options.kinds)?;
+        let mut servers = Running { scheduler: None, controller_manager: None, apiserver, etcd };
+        let kubeconfig = credentials.kubeconfig(Identity::Admin);
+        servers.wait_until_ready(&kubeconfig)?;
+        servers.make_kinds(&kubeconfig, &options.kinds)?;
         if let Some((controller_manager, scheduler)) = specs {
-            control_plane.controller_manager = Some(Component::start(controller_manager, &control_plane.keeper)?);
-            control_plane.scheduler = Some(Component::start(scheduler, &control_plane.keeper)?);
-            control_plane.wait_for_service_account()?;
+            servers.controller_manager = Some(Component::start(controller_manager, &keeper)?);
+            servers.scheduler = Some(Component::start(scheduler, &keeper)?);
+            servers.wait_for_service_account(&kubeconfig)?;
         }
-        Ok(control_plane)
+        Ok(Self { servers: Some(servers), credentials, slot, keeper, binaries, dir })
+    }
+
+    /// Words by which another process [borrows](Self::borrow) it.
+    pub fn lease(&self) -> String {
+        let lease = Lease { dir: self.dir().to_owned(), slot: self.slot.number() };
+        serde_json::to_string(&lease).expect("a path of ours is text")
+    }
+
+    /// The one that another process [lends](Self::lease). That one looks after its servers: they cannot be stopped here.
+    pub fn borrow(lease: &str) -> Result<Self, ClusterError> {
+        let Lease { dir, slot } = serde_json::from_str(lease).map_err(ClusterError::Lease)?;
+        let keeper = Arc::new(Keeper::start().map_err(ClusterError::process("start", "keeper"))?);
+        let credentials = Credentials::open(&credentials_dir(&dir))?;
+        let dir = Dir::create(None)?;
+        keeper.remove_at_end(dir.path());
+        Ok(Self { servers: None, credentials, slot: Slot::lent(slot), keeper, binaries: Binaries::find(), dir })
+    }
+
+    /// What it holds now, to come [back](Self::restore) to.
+    pub fn baseline(&self) -> Result<Baseline, ClusterError> {
+        block_on(Baseline::of(self.slot.addresses().etcd_client, READY_TIMEOUT))
+    }
+
+    /// Makes it hold what it held, and nothing else. Whoever used it must be gone.
+    pub fn restore(&mut self, baseline: &mut Baseline) -> Result<(), ClusterError> {
+        block_on(baseline.restore(READY_TIMEOUT))?;
+        let kubeconfig = self.kubeconfig_path();
+        self.own_servers().wait_until_ready(&kubeconfig)
     }
 
     /// A kubeconfig with all rights.
@@ -160,7 +195,7 @@ impl ControlPlane {
         self.dir.path()
     }
 
-    /// The log of one component: `etcd`, `kube-apiserver`, `kube-controller-manager` or `kube-scheduler`.
+    /// The log of one component that it started: `etcd`, `kube-apiserver`, `kube-controller-manager` or `kube-scheduler`.
     pub fn log_path(&self, component: &str) -> PathBuf {
         log_path(self.dir(), component)
     }
@@ -203,22 +238,35 @@ impl ControlPlane {
 
     /// Kills the API server without warning (SIGKILL). Its data stays.
     pub fn kill_apiserver(&mut self) {
-        self.apiserver.kill();
+        self.own_servers().apiserver.kill();
     }
 
     /// Starts the API server again, same address, same data, and waits until it is ready.
     pub fn restart_apiserver(&mut self) -> Result<(), ClusterError> {
-        self.apiserver.restart()?;
-        self.wait_until_ready()
+        let kubeconfig = self.kubeconfig_path();
+        let servers = self.own_servers();
+        servers.apiserver.restart()?;
+        servers.wait_until_ready(&kubeconfig)
     }
 
     /// Kills controller manager and scheduler and starts them again.
     pub fn restart_controllers(&mut self) -> Result<(), ClusterError> {
-        [&mut self.controller_manager, &mut self.scheduler].into_iter().flatten().try_for_each(Component::restart)
+        let servers = self.own_servers();
+        [&mut servers.controller_manager, &mut servers.scheduler].into_iter().flatten().try_for_each(Component::restart)
     }
 
-    /// Process ids of everything that runs, by component name.
+    /// Process ids of everything that runs, by component name; none of servers that are lent.
     pub fn pids(&self) -> Vec<(&'static str, u32)> {
+        self.servers.as_ref().map(Running::pids).unwrap_or_default()
+    }
+
+    fn own_servers(&mut self) -> &mut Running {
+        self.servers.as_mut().expect("who stops servers starts them: these are lent")
+    }
+}
+
+impl Running {
+    fn pids(&self) -> Vec<(&'static str, u32)> {
         let components = [
             ("etcd", Some(&self.etcd)),
             ("kube-apiserver", Some(&self.apiserver)),
@@ -228,10 +276,9 @@ impl ControlPlane {
         components.into_iter().filter_map(|(name, component)| Some((name, component?.pid()?))).collect()
     }
 
-    fn wait_until_ready(&mut self) -> Result<(), ClusterError> {
-        let kubeconfig = self.kubeconfig_path();
+    fn wait_until_ready(&mut self, kubeconfig: &Path) -> Result<(), ClusterError> {
         let deadline = Instant::now() + READY_TIMEOUT;
-        while !block_on(is_ready(&kubeconfig))? {
+        while !block_on(is_ready(kubeconfig))? {
             for component in [&mut self.etcd, &mut self.apiserver] {
                 if component.has_exited() {
                     return Err(component.not_ready("ended"));
@@ -245,11 +292,11 @@ impl ControlPlane {
         Ok(())
     }
 
-    fn make_kinds(&self, kinds: &[CustomResourceDefinition]) -> Result<(), ClusterError> {
+    fn make_kinds(&self, kubeconfig: &Path, kinds: &[CustomResourceDefinition]) -> Result<(), ClusterError> {
         if kinds.is_empty() {
             return Ok(());
         }
-        let made = async { kinds::make(&self.client().await?, kinds, READY_TIMEOUT).await };
+        let made = async { kinds::make(&client_of(read_config(kubeconfig).await?)?, kinds, READY_TIMEOUT).await };
         if !block_on(made)? {
             return Err(self.apiserver.not_ready("tells nobody of the kinds that it was given"));
         }
@@ -257,11 +304,10 @@ impl ControlPlane {
     }
 
     /// Pods are refused until the controller manager has made the namespace's service account.
-    fn wait_for_service_account(&mut self) -> Result<(), ClusterError> {
-        let kubeconfig = self.kubeconfig_path();
+    fn wait_for_service_account(&mut self, kubeconfig: &Path) -> Result<(), ClusterError> {
         let deadline = Instant::now() + READY_TIMEOUT;
         let controller_manager = self.controller_manager.as_mut().expect("started just before");
-        while !block_on(has_service_account(&kubeconfig))? {
+        while !block_on(has_service_account(kubeconfig))? {
             if controller_manager.has_exited() {
                 return Err(controller_manager.not_ready("ended"));
             }
@@ -272,6 +318,10 @@ impl ControlPlane {
         }
         Ok(())
     }
+}
+
+fn credentials_dir(dir: &Path) -> PathBuf {
+    dir.join("credentials")
 }
 
 /// The cluster's folder, removed at the end whoever named it.

@@ -71,6 +71,9 @@ pub enum ClusterError {
         /// What it said.
         complaint: String,
     },
+    /// What should say which control plane is lent does not.
+    #[error("read the lease of a control plane: {0}")]
+    Lease(serde_json::Error),
     /// A slot has addresses for two nodes.
     #[error("a local cluster has addresses for two nodes: node_idx is 0 or 1")]
     TooManyNodes,

@@ -5,6 +5,7 @@
 //! The API is synchronous; from a tokio test call it through `spawn_blocking` or from the test's own thread. Whatever is
 //! started here is gone when its owner is dropped, and also when the owning process is killed with SIGKILL.
 
+mod baseline;
 mod binaries;
 mod blocking;
 mod component;
@@ -20,6 +21,7 @@ mod proxy;
 mod servers;
 mod slot;
 
+pub use baseline::Baseline;
 pub use binaries::{Binaries, cache_dir};
 pub use control_plane::{Audit, ControlPlane, ControlPlaneOptions, Controllers};
 pub use credentials::{Credentials, Identity, KUBELET_NODE};

@@ -30,7 +30,8 @@ const ETCD_PEER_PORT: u16 = 2380;
 #[derive(Debug)]
 pub(crate) struct Slot {
     number: u8,
-    _claim: TcpListener,
+    /// `None`: somebody else's, who lends it.
+    _claim: Option<TcpListener>,
 }
 
 impl Slot {
@@ -44,7 +45,19 @@ impl Slot {
         let claim = TcpListener::bind((home, CLAIM_PORT)).ok()?;
         // The previous owner may be gone while its servers are still being killed: then the slot is not free yet.
         let free = |port| TcpListener::bind((home, port)).is_ok();
-        [API_PORT, ETCD_CLIENT_PORT, ETCD_PEER_PORT].into_iter().all(free).then_some(Self { number, _claim: claim })
+        [API_PORT, ETCD_CLIENT_PORT, ETCD_PEER_PORT]
+            .into_iter()
+            .all(free)
+            .then_some(Self { number, _claim: Some(claim) })
+    }
+
+    /// One that its owner lends.
+    pub(crate) fn lent(number: u8) -> Self {
+        Self { number, _claim: None }
+    }
+
+    pub(crate) fn number(&self) -> u8 {
+        self.number
     }
 
     /// Where the control plane listens.

@@ -7,6 +7,7 @@
 
 mod order;
 mod part;
+mod plane;
 mod program;
 mod run;
 mod steward;
@@ -40,16 +41,16 @@ fn suite(programs: &Path, log: &Path) -> Result<ExitCode> {
     let begun = Instant::now();
     let took = order::times(&fs::read_to_string(log).unwrap_or_default());
     let mut parts: Vec<Part> = Vec::new();
-    let messages = fs::read_to_string(programs).with_context(|| format!("read {}", programs.display()))?;
-    for program in program::read(&messages)? {
+    let said = fs::read_to_string(programs).with_context(|| format!("read {}", programs.display()))?;
+    let messages = program::messages(&said)?;
+    for program in program::of_tests(&messages)? {
         parts.extend(part::of(&program, &program.tests()?, |module| program.shares(module)));
     }
     order::longest_first(&mut parts, &took);
     let machine = Machine::this()?;
     println!("{} parts; {machine}", parts.len());
-    let outcome = run::all(&parts, machine, log)?;
-    let all: f64 = outcome.costs.iter().map(|(_, seconds)| seconds).sum();
-    println!("{} s in all, {all:.0} s of a core", begun.elapsed().as_secs());
+    let outcome = run::all(&parts, machine, program::path(&messages, plane::PROGRAM).as_deref(), log)?;
+    println!("{} s in all, {:.0} s of a core", begun.elapsed().as_secs(), steward::cpu_seconds()?);
     for (title, seconds) in order::dearest(outcome.costs, DEAREST) {
         println!("{seconds:7.1} s of a core  {title}");
     }

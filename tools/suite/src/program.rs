@@ -17,10 +17,21 @@ pub(crate) struct Program {
     pub(crate) folder: PathBuf,
 }
 
-/// Programs of tests among what cargo says it built, one JSON object a line.
-pub(crate) fn read(messages: &str) -> Result<Vec<Program>> {
-    let messages = messages.lines().map(serde_json::from_str::<Value>).collect::<Result<Vec<_>, _>>()?;
+/// What cargo says that it built, one JSON object a line.
+pub(crate) fn messages(said: &str) -> Result<Vec<Value>> {
+    Ok(said.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
+}
+
+/// Programs of tests among it.
+pub(crate) fn of_tests(messages: &[Value]) -> Result<Vec<Program>> {
     messages.iter().filter(|message| message["profile"]["test"] == true).map(program).collect()
+}
+
+/// Where a program that is no test lies.
+pub(crate) fn path(messages: &[Value], name: &str) -> Option<PathBuf> {
+    let others =
+        messages.iter().filter(|message| message["target"]["name"] == name && message["profile"]["test"] == false);
+    others.into_iter().find_map(|message| message["executable"].as_str()).map(PathBuf::from)
 }
 
 fn program(artifact: &Value) -> Result<Program> {
@@ -77,15 +88,20 @@ mod tests {
             )
             .replace('\n', " ")
         };
-        let said = [message(false, "null"), message(true, "\"/t/periods-1\""), r#"{"reason":"build-finished"}"#.into()];
+        let built = ["null", "\"/t/periods\""].map(|executable| message(false, executable));
+        let said = [&built[..], &[message(true, "\"/t/periods-1\""), r#"{"reason":"build-finished"}"#.into()]].concat();
         let program = Program {
             name: "periods".into(),
             source: "tests/periods.rs".into(),
             path: "/t/periods-1".into(),
             folder: "/w/fit/".into(),
         };
-        assert_eq!(read(&said.join("\n")).unwrap(), [program]);
-        assert!(read("no JSON").is_err());
-        assert!(read(&message(true, "null")).is_err(), "what is to be tested can be run");
+        let built = messages(&said.join("\n")).unwrap();
+        assert_eq!(of_tests(&built).unwrap(), [program]);
+        assert_eq!(path(&built, "periods"), Some("/t/periods".into()), "and others by their names");
+        assert_eq!(path(&built, "stoker-fit"), None);
+        assert!(messages("no JSON").is_err());
+        let unbuilt = messages(&message(true, "null")).unwrap();
+        assert!(of_tests(&unbuilt).is_err(), "what is to be tested can be run");
     }
 }

@@ -5,7 +5,7 @@ use std::{
     env,
     fs::File,
     io::{Read, Seek, Write, stdout},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{
         Arc, Mutex, PoisonError,
@@ -15,16 +15,14 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::{
     order::{self, Machine},
     part::{Lane, Part},
+    plane::{self, Plane},
     steward::{self, Account},
 };
-
-/// Of Go's heaps, beside what is in use, until it is collected. Starting an API server is a fifth cheaper than with 100.
-const GARBAGE_PERCENT: &str = "400";
 
 /// How a part ended.
 struct Ended {
@@ -44,16 +42,18 @@ pub(crate) struct Outcome {
     pub(crate) costs: Vec<(String, f64)>,
 }
 
-/// Runs all parts.
-pub(crate) fn all(parts: &[Part], machine: Machine, log: &Path) -> Result<Outcome> {
+/// Runs all parts. Those that wait have control planes of `lender`, one a seat.
+pub(crate) fn all(parts: &[Part], machine: Machine, lender: Option<&Path>, log: &Path) -> Result<Outcome> {
     let log = File::create(log).with_context(|| format!("create {}", log.display()))?;
     let mut report = Report { log, outcome: Outcome::default() };
     let (ended, endings) = channel();
-    for (lane, seats, niceness) in [(Lane::Beside, machine.seats(), "0"), (Lane::Behind, 1, "10")] {
+    let lanes = [(Lane::Beside, machine.seats(), "0", lender), (Lane::Behind, 1, "10", None)];
+    for (lane, seats, niceness, lender) in lanes {
         let waiting = Arc::new(Mutex::new(VecDeque::from(order::lane(parts, lane))));
         for _ in 0..seats {
             let (waiting, ended) = (Arc::clone(&waiting), ended.clone());
-            thread::spawn(move || sit(&waiting, niceness, &ended));
+            let seat = Seat { niceness, lender: lender.map(Path::to_owned), plane: None };
+            thread::spawn(move || seat.sit(&waiting, &ended));
         }
     }
     drop(ended);
@@ -61,36 +61,67 @@ pub(crate) fn all(parts: &[Part], machine: Machine, log: &Path) -> Result<Outcom
         report.add(over?)?;
     }
     for part in order::lane(parts, Lane::Alone) {
-        report.add(run(part, "0")?)?;
+        report.add(run(part, "0", None)?)?;
     }
     ensure!(report.outcome.costs.len() == parts.len(), "not every part was run to its end");
     Ok(report.outcome)
 }
 
-/// Runs one part after another, until none waits or nobody listens any more, since something went wrong.
-fn sit(waiting: &Mutex<VecDeque<Part>>, niceness: &str, ended: &Sender<Result<Ended>>) {
-    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    while let Some(part) = next() {
-        if ended.send(run(part, niceness)).is_err() {
-            return;
+/// Where parts run one after another.
+struct Seat {
+    niceness: &'static str,
+    /// What starts its control plane, if it has one.
+    lender: Option<PathBuf>,
+    /// As new.
+    plane: Option<Plane>,
+}
+
+impl Seat {
+    /// Runs one part after another, until none waits or nobody listens any more, since something went wrong.
+    fn sit(mut self, waiting: &Mutex<VecDeque<Part>>, ended: &Sender<Result<Ended>>) {
+        let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        while let Some(part) = next() {
+            self.prepare();
+            let over = run(part, self.niceness, self.plane.as_ref().map(Plane::lease));
+            self.tidy(over.as_ref().is_ok_and(|over| over.account.left_nobody));
+            if ended.send(over).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Without a control plane a part starts one of its own.
+    fn prepare(&mut self) {
+        let Some(lender) = self.lender.as_ref().filter(|_| self.plane.is_none()) else { return };
+        match Plane::start(lender) {
+            Ok(plane) => self.plane = Some(plane),
+            Err(error) => eprintln!("no control plane is lent: {error:#}"),
+        }
+    }
+
+    /// A control plane to which somebody may still write, or that is not itself any more, is nobody's.
+    fn tidy(&mut self, is_free: bool) {
+        let Some(plane) = &mut self.plane else { return };
+        let renewed = if is_free { plane.renew() } else { Err(anyhow!("processes of a test go on")) };
+        if let Err(error) = renewed {
+            eprintln!("a control plane is given up: {error:#}");
+            self.plane = None;
         }
     }
 }
 
 /// Runs one part to its end, at this niceness.
-fn run(part: Part, niceness: &str) -> Result<Ended> {
+fn run(part: Part, niceness: &str, lease: Option<&str>) -> Result<Ended> {
     let begun = Instant::now();
     // Not a pipe: a process that a test left behind would hold its other end.
     let mut output = tempfile::tempfile()?;
     let mut command = Command::new("nice");
     command.args(["-n", niceness]).arg(env::current_exe()?).arg(steward::WORD).arg(&part.program).args(&part.arguments);
     command.current_dir(&part.folder).env("CARGO_MANIFEST_DIR", &part.folder).stdin(Stdio::null());
-    if env::var_os("GOGC").is_none() {
-        command.env("GOGC", GARBAGE_PERCENT);
-    }
+    plane::tune(&mut command).envs(lease.map(|lease| (plane::LEASE, lease)));
     let steward = command.stderr(output.try_clone()?).output().with_context(|| format!("start {}", part.title))?;
     // Who was killed could not say so.
-    let killed = || Account { cpu_seconds: 0.0, failure: Some(steward.status.to_string()) };
+    let killed = || Account { cpu_seconds: 0.0, left_nobody: false, failure: Some(steward.status.to_string()) };
     let account = steward::read(&String::from_utf8_lossy(&steward.stdout)).unwrap_or_else(killed);
     let mut said = Vec::new();
     output.rewind()?;

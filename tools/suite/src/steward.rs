@@ -29,6 +29,8 @@ const TICKS_A_SECOND: f64 = 100.0;
 pub(crate) struct Account {
     /// Of cores, its program and all that this started, as far as they ended.
     pub(crate) cpu_seconds: f64,
+    /// Whether everything that it started has ended.
+    pub(crate) left_nobody: bool,
     /// How the program ended, when it failed.
     pub(crate) failure: Option<String>,
 }
@@ -39,23 +41,29 @@ pub(crate) fn run(program: &Path, arguments: &[OsString]) -> Result<ExitCode> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(io::stderr());
     let status = command.status().with_context(|| format!("start {}", program.display()))?;
-    reap(Instant::now() + LEFT_BEHIND);
-    let stat = fs::read_to_string("/proc/self/stat").context("read /proc/self/stat")?;
-    let cpu_seconds = of_children(&stat).context("the kernel says what children took")?;
+    let left_nobody = reap(Instant::now() + LEFT_BEHIND);
+    let cpu_seconds = cpu_seconds()?;
     let failure = (!status.success()).then(|| status.to_string());
-    println!("{}", write(&Account { cpu_seconds, failure }));
+    println!("{}", write(&Account { cpu_seconds, left_nobody, failure }));
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Waits for everything that has become ours.
-fn reap(deadline: Instant) {
+/// Waits for everything that has become ours; whether nothing is left.
+fn reap(deadline: Instant) -> bool {
     loop {
         match wait(WaitOptions::NOHANG) {
             Ok(Some(_)) | Err(Errno::INTR) => {}
             Ok(None) if Instant::now() < deadline => sleep(POLL),
-            Ok(None) | Err(_) => return,
+            Ok(None) => return false,
+            Err(_) => return true,
         }
     }
+}
+
+/// What all took that this process started and waited for, and that they started and waited for.
+pub(crate) fn cpu_seconds() -> Result<f64> {
+    let stat = fs::read_to_string("/proc/self/stat").context("read /proc/self/stat")?;
+    of_children(&stat).context("the kernel says what children took")
 }
 
 /// Seconds of user and system time of children that were waited for, and of those whom these waited for: fields 16 and 17 of all.
@@ -67,14 +75,16 @@ fn of_children(stat: &str) -> Option<f64> {
 }
 
 fn write(account: &Account) -> String {
-    format!("{:.2} {}", account.cpu_seconds, account.failure.as_deref().unwrap_or_default())
+    let Account { cpu_seconds, left_nobody, failure } = account;
+    format!("{cpu_seconds:.2} {left_nobody} {}", failure.as_deref().unwrap_or_default())
 }
 
 /// Reads what [`run`] wrote; nothing when it was killed before it could.
 pub(crate) fn read(line: &str) -> Option<Account> {
-    let (seconds, failure) = line.trim_end_matches('\n').split_once(' ')?;
+    let (seconds, rest) = line.trim_end_matches('\n').split_once(' ')?;
+    let (left_nobody, failure) = rest.split_once(' ')?;
     let failure = (!failure.is_empty()).then(|| failure.to_owned());
-    Some(Account { cpu_seconds: seconds.parse().ok()?, failure })
+    Some(Account { cpu_seconds: seconds.parse().ok()?, left_nobody: left_nobody.parse().ok()?, failure })
 }
 
 #[cfg(test)]
@@ -90,8 +100,8 @@ mod tests {
 
     #[test]
     fn an_account_is_read_as_it_was_written() {
-        for failure in [None, Some("signal: 9 (SIGKILL)".to_owned())] {
-            let account = Account { cpu_seconds: 12.5, failure };
+        for (left_nobody, failure) in [(true, None), (false, Some("signal: 9 (SIGKILL)".to_owned()))] {
+            let account = Account { cpu_seconds: 12.5, left_nobody, failure };
             assert_eq!(read(&format!("{}\n", write(&account))), Some(account));
         }
         assert_eq!(read(""), None, "it was killed");

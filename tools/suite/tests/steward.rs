@@ -32,8 +32,8 @@ fn what_a_program_left_behind_is_part_of_its_cost() {
 fn how_a_program_failed_is_said() {
     let code = part("exit 3");
     assert!(!code.status.success());
-    assert_eq!(String::from_utf8_lossy(&code.stdout).split_once(' ').unwrap().1, "exit status: 3\n");
+    assert_eq!(String::from_utf8_lossy(&code.stdout).split_once(' ').unwrap().1, "true exit status: 3\n");
     let killed = part("kill -s KILL $$");
     assert!(!killed.status.success());
-    assert_eq!(String::from_utf8_lossy(&killed.stdout).split_once(' ').unwrap().1, "signal: 9 (SIGKILL)\n");
+    assert_eq!(String::from_utf8_lossy(&killed.stdout).split_once(' ').unwrap().1, "true signal: 9 (SIGKILL)\n");
 }
