@@ -115,6 +115,11 @@ impl StepCost {
         Self { step_seconds: self.step_seconds.max(STEP_SHARE_MIN * mean_step), ..self }
     }
 
+    /// Of an engine that takes so many times as long for everything.
+    pub fn times(self, factor: f64) -> Self {
+        Self::of_kinds(self.kinds().map(|cost| cost * factor))
+    }
+
     /// The mean of several; `None` of none.
     pub fn mean(costs: impl IntoIterator<Item = Self>) -> Option<Self> {
         let (mut n, mut sum) = (0.0, [0.0; KINDS]);

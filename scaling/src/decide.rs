@@ -116,6 +116,8 @@ pub enum Bound {
     Stabilisation,
     /// Fewer would do, but they would be loaded above `behavior.downPressure`.
     DownPressure,
+    /// Fewer would do, but not if the slowest replica is one of them.
+    Slowest,
     /// Idle, but not yet for `toZero.afterSeconds`.
     NotIdleYet,
     /// Idle, but the last replica would take too long to come back.
@@ -174,7 +176,7 @@ pub fn decide(spec: &ScalingSpec, signals: &Signals, state: &ScaleState, now_ms:
     next.rhythm.learn(signals, matches!(mood, Mood::Onset | Mood::Jump), now_ms);
     next.learned.learn(signals);
     let mut demand = Demand::of(signals, &next.law, spec, mood);
-    let lasting = demand.replicas();
+    let lasting = demand.if_the_slowest_stays(signals, spec);
     demand.terms.extend(period_term(spec, signals, &next.rhythm, now_ms));
     demand.terms.extend(held_term(spec, signals, &next.learned));
     let choice = choose(&Round { spec, signals, demand: &demand, lasting, now_ms }, &mut next);
@@ -245,7 +247,7 @@ struct Round<'a> {
     spec: &'a ScalingSpec,
     signals: &'a Signals,
     demand: &'a Demand,
-    /// Replicas wanted by what there is, without what is only foreseen.
+    /// Replicas wanted by what there is, without what is only foreseen, if those that go are not the slowest.
     lasting: f64,
     now_ms: u64,
 }
@@ -312,11 +314,21 @@ fn down(round: &Round<'_>, state: &ScaleState, held: u32) -> Choice {
         return stay(bound);
     }
     if held >= current {
-        let patient = made_up(round.demand.replicas() / round.spec.behavior.down_pressure, round.signals);
-        return stay(if patient >= current { Bound::DownPressure } else { Bound::Stabilisation });
+        return stay(why_held(round, current));
     }
     let least = current.saturating_sub(round.spec.behavior.down.of(current));
     if held < least { Choice { desired: least, bound: Bound::DownStep } } else { Choice::free(held) }
+}
+
+fn why_held(round: &Round<'_>, current: u32) -> Bound {
+    let is_wanted = |replicas: f64| made_up(replicas / round.spec.behavior.down_pressure, round.signals) >= current;
+    if is_wanted(round.demand.replicas()) {
+        Bound::DownPressure
+    } else if is_wanted(round.lasting) {
+        Bound::Slowest
+    } else {
+        Bound::Stabilisation
+    }
 }
 
 fn veto(round: &Round<'_>, state: &ScaleState) -> Option<Bound> {

@@ -130,6 +130,14 @@ impl Demand {
         self.terms.iter().copied().reduce(|most, term| if term.replicas > most.replicas { term } else { most })
     }
 
+    /// Replicas that do what is wanted if the slowest one is among them, which does less than the mean one. Those that go may be the faster
+    /// ones, and where the rest then could not do it, one that went would be wanted back at once.
+    pub fn if_the_slowest_stays(&self, signals: &Signals, spec: &ScalingSpec) -> f64 {
+        let lack = WorkTerm::lack_of_the_slowest(signals, spec, self.mood);
+        let of = |term: &Term| term.replicas + if term.cause == Cause::Work { lack } else { 0.0 };
+        self.terms.iter().map(of).fold(0.0, f64::max)
+    }
+
     /// Replicas wanted, as a real number.
     pub fn replicas(&self) -> f64 {
         self.largest().map_or(0.0, |term| term.replicas)

@@ -234,6 +234,7 @@ fn bound(record: &DecisionRecord) -> String {
         Bound::Preemptions => "sequences are being preempted, so nothing goes down",
         Bound::Stabilisation => "the higher number was needed lately",
         Bound::DownPressure => "one replica less would be loaded above behavior.downPressure",
+        Bound::Slowest => "one replica less would not do it if the slowest stays",
         Bound::NotIdleYet => "idle, but not yet for toZero.afterSeconds",
         Bound::SlowWake => {
             let (start, most) =

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Name of the formula and its constants. A record of another formula is not replayed.
-pub const FORMULA: &str = "stoker/7";
+pub const FORMULA: &str = "stoker/8";
 
 /// See the module.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]

@@ -168,6 +168,22 @@ pub struct Work {
     pub spread: f64,
     /// Tokens of an answer.
     pub answer_tokens: f64,
+    /// How many times as long as the mean replica the slowest one takes for it.
+    #[serde(default = "as_long")]
+    pub slowest: f64,
+}
+
+impl Work {
+    /// The same on the slowest replica.
+    pub(crate) fn of_the_slowest(self) -> Self {
+        let Self { cost, request_seconds, slowest, .. } = self;
+        Self { cost: cost.times(slowest), request_seconds: request_seconds * slowest, slowest: as_long(), ..self }
+    }
+}
+
+/// Of what was written when nobody asked.
+fn as_long() -> f64 {
+    1.0
 }
 
 impl Signals {
@@ -270,8 +286,9 @@ impl<'a> Past<'a> {
         if through < REQUESTS_MIN {
             return None;
         }
-        let (done, ended) =
-            (cost.work_seconds(spent.work()) / through, spent.request_seconds / spent.requests.max(1.0));
+        let work_seconds = cost.work_seconds(spent.work());
+        let each = self.window.costs(self.now_ms).map(|cost| cost.work_seconds(spent.work()));
+        let (done, ended) = (work_seconds / through, spent.request_seconds / spent.requests.max(1.0));
         let mean_of_squares = spent.request_seconds_squared / spent.requests.max(1.0);
         Some(Work {
             cost,
@@ -282,6 +299,7 @@ impl<'a> Past<'a> {
                 SPREAD_ASSUMED
             },
             answer_tokens: spent.decodes / through,
+            slowest: if work_seconds > 0.0 { each.fold(work_seconds, f64::max) / work_seconds } else { as_long() },
         })
     }
 

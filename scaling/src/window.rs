@@ -162,6 +162,12 @@ impl LoadWindow {
         serving.filter(move |(_, replica)| is_untold(replica)).map(|(id, _)| id.as_str())
     }
 
+    /// What a step costs, of each replica that serves and says so.
+    pub(crate) fn costs(&self, now_ms: u64) -> impl Iterator<Item = StepCost> {
+        let serving = self.replicas.values().filter(|replica| replica.standing == Standing::Serving);
+        serving.filter_map(move |replica| replica.load(now_ms).ok()?.steps?.cost)
+    }
+
     pub(crate) fn ticks(&self) -> &[Totals] {
         self.ticks.as_slices().0
     }

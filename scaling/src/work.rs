@@ -120,6 +120,15 @@ impl WorkTerm {
         Self::of(&asleep, spec, Mood::Calm)
     }
 
+    /// By how much of a mean replica the slowest one does less.
+    pub(crate) fn lack_of_the_slowest(signals: &Signals, spec: &ScalingSpec, mood: Mood) -> f64 {
+        let Some(work) = signals.work.filter(|work| work.slowest > 1.0) else { return 0.0 };
+        let of = |work: Work| Self::of(&Signals { work: Some(work), ..signals.clone() }, spec, mood);
+        let (mean, slow) = (of(work), of(work.of_the_slowest()));
+        let share = mean.zip(slow).map(|(mean, slow)| mean.loaded_replicas() / slow.loaded_replicas());
+        share.filter(|share| share.is_finite()).map_or(0.0, |share| (1.0 - share).max(0.0))
+    }
+
     /// Seconds of work that come in a second.
     pub fn work(self) -> f64 {
         (self.rate + self.waiting_rate) * self.request_seconds
@@ -142,9 +151,14 @@ impl WorkTerm {
         self.work() + self.held + self.held_by_chance
     }
 
+    /// Replicas that do and hold what comes.
+    fn loaded_replicas(self) -> f64 {
+        self.busy_replicas().max(self.holding_replicas())
+    }
+
     /// What the term wants.
     pub fn replicas(self) -> f64 {
-        self.busy_replicas().max(self.holding_replicas()) + self.spare
+        self.loaded_replicas() + self.spare
     }
 
     /// Replicas that cost less than the late answers without them. Jumps of exponential size, `jump` in the mean, leave `e^(-s / jump)`
@@ -207,7 +221,7 @@ mod tests {
                 stable_seconds: 60.0,
                 growth_per_second: 0.0,
             },
-            work: Some(Work { cost, request_seconds: 0.1, spread: 2.0, answer_tokens: 200.0 }),
+            work: Some(Work { cost, request_seconds: 0.1, spread: 2.0, answer_tokens: 200.0, slowest: 1.0 }),
             queue_seconds: 0.0,
             preemptions_stable: 0,
             preemptions_panic: 0,

@@ -268,6 +268,35 @@ fn those_that_stay_are_not_loaded_above_the_down_pressure() {
     check(&spec(), &with_kv(1.89), 3, (2, Bound::Nothing));
 }
 
+/// Two replicas of which one takes so many times as long as the other; the operator takes away the one that has least to do, and that may be
+/// the faster.
+#[test]
+fn a_replica_that_went_is_not_wanted_back_because_the_slower_one_stayed() {
+    let spec = ScalingSpec { min: 1, ..spec() };
+    let with = |serving: u32, seconds: f64, slowest: f64, rate: f64| {
+        let cost = StepCost { step_seconds: 0.01 * seconds, ..StepCost::default() };
+        let work = Work { cost, request_seconds: 0.1 * seconds, spread: 2.0, answer_tokens: 50.0, slowest };
+        let flow = Flow { serving: f64::from(serving), ..with_kv(0.1).stable };
+        let arrivals = Arrivals { stable_rate: rate, long_rate: rate, panic_rate: rate, ..with_kv(0.1).arrivals };
+        let coverage = Coverage { serving, fresh: serving, untold: None, ..with_kv(0.1).coverage };
+        Signals { coverage, stable: flow, panic: flow, arrivals, work: Some(work), ..with_kv(0.1) }
+    };
+    let mut seen = [0, 0];
+    for slower in [1.0, 1.1, 1.4, 2.0, 3.0] {
+        for rate in (1..100).map(|tenths| f64::from(tenths) / 10.0) {
+            let mean = (1.0 + slower) / 2.0;
+            let both = with(2, mean, slower / mean, rate);
+            let (decision, next) = decide(&spec, &both, &ScaleState::starting_at(2), NOW_MS);
+            if decision.desired == 1 {
+                let (after, _) = decide(&spec, &with(1, slower, 1.0, rate), &next, NOW_MS + 60_000);
+                assert_eq!(after.desired, 1, "{rate} requests/s, one {slower} times slower: {after:?}");
+            }
+            seen[usize::from(decision.bound == Bound::Slowest)] += 1;
+        }
+    }
+    assert!(seen[0] > 100 && seen[1] > 20, "{seen:?}");
+}
+
 #[test]
 fn an_idle_deployment_goes_to_zero_only_when_asked_and_in_time() {
     let idle = |idle_seconds| Signals { idle_seconds, ..with_kv(0.0) };
@@ -343,7 +372,7 @@ fn what_waits_at_gateways_while_some_serve_keeps_one() {
 fn held(requests: u32, request_seconds: f64) -> (Signals, ScaleState) {
     let signals = Signals { coverage: Coverage::default(), held_requests: requests, ..with_kv(0.0) };
     let cost = StepCost { step_seconds: 0.01, ..StepCost::default() };
-    let work = Work { cost, request_seconds, spread: 1.0, answer_tokens: 100.0 };
+    let work = Work { cost, request_seconds, spread: 1.0, answer_tokens: 100.0, slowest: 1.0 };
     let learned = Learned { work: Some(work), start_seconds: Some(30.0) };
     (signals, ScaleState { learned, ..ScaleState::starting_at(0) })
 }

@@ -72,7 +72,7 @@ fn signals(counts: &[f64]) -> Signals {
             panic_seconds,
             growth_per_second: 0.0,
         },
-        work: Some(Work { cost, request_seconds: 0.1, spread: 2.0, answer_tokens: 200.0 }),
+        work: Some(Work { cost, request_seconds: 0.1, spread: 2.0, answer_tokens: 200.0, slowest: 1.0 }),
         queue_seconds: 0.0,
         preemptions_stable: 0,
         preemptions_panic: 0,

@@ -110,7 +110,13 @@ fn signals() -> impl Strategy<Value = Signals> {
         let (referenced, running, waiting, through_rate) = flow;
         let (panic_rate, stable_rate, growth_per_second, queue_seconds) = arrivals;
         let cost = StepCost { step_seconds: 8e-3, ..StepCost::default() };
-        let work = Work { cost, request_seconds: 0.01 + waiting / 20.0, spread: 2.0, answer_tokens: running };
+        let work = Work {
+            cost,
+            request_seconds: 0.01 + waiting / 20.0,
+            spread: 2.0,
+            answer_tokens: running,
+            slowest: 1.0 + waiting / 10.0,
+        };
         let flow = Flow { serving: f64::from(serving), referenced, running, waiting, through_rate };
         Signals {
             coverage: Coverage {

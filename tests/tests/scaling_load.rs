@@ -7,7 +7,7 @@ use std::{thread::sleep, time::Duration};
 
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
-use stoker_scaling::{Cause, DecisionRecord, Replay};
+use stoker_scaling::{Cause, DecisionRecord, Replay, explain};
 use stoker_tests::{
     agent,
     clients::{Clients, Service},
@@ -68,6 +68,12 @@ fn path(records: &[DecisionRecord]) -> Vec<u32> {
     path
 }
 
+/// Why the number moved, each time that it did.
+fn moves(records: &[DecisionRecord]) -> String {
+    let moved = records.iter().filter(|record| record.decision.desired != record.decision.previous);
+    moved.map(explain).collect::<Vec<_>>().join("\n")
+}
+
 #[test]
 fn a_load_step_takes_one_replica_to_three_and_its_end_takes_them_back_without_cutting_a_stream() {
     let rig = rig();
@@ -94,7 +100,8 @@ fn a_load_step_takes_one_replica_to_three_and_its_end_takes_them_back_without_cu
     assert!(crowd_failures.is_empty() && witness_failures.is_empty(), "{crowd_failures:?} {witness_failures:?}");
     let path = path(&records(&rig));
     let peak = path.iter().position(|desired| *desired == 3).unwrap();
-    assert!(path[..=peak].is_sorted() && path[peak..].iter().rev().is_sorted(), "reversals: {path:?}");
+    let is_monotone = path[..=peak].is_sorted() && path[peak..].iter().rev().is_sorted();
+    assert!(is_monotone, "reversals: {path:?}\n{}", moves(&records(&rig)));
 }
 
 #[test]
