@@ -129,6 +129,10 @@ impl Issuers {
     /// Follows these; files that they name are in this folder.
     pub fn follow(specs: &[IssuerSpec], folder: &Path, metrics: &Arc<Metrics>) -> Self {
         let known: Vec<Arc<Issuer>> = specs.iter().cloned().map(|spec| Arc::new(Issuer::new(spec))).collect();
+        for issuer in &known {
+            // Who sends a token of another one is not told.
+            tracing::info!(issuer = issuer.spec.issuer, audiences = ?issuer.spec.audiences, "tokens of this issuer are accepted");
+        }
         let mut followers = JoinSet::new();
         for issuer in &known {
             followers.spawn(follow::follow(Arc::clone(issuer), folder.to_owned(), Arc::clone(metrics)));
@@ -141,11 +145,6 @@ impl Issuers {
         self.folder == folder && self.known.iter().map(|issuer| &issuer.spec).eq(specs)
     }
 
-    /// Names of all.
-    pub fn names(&self) -> Vec<&str> {
-        self.known.iter().map(|issuer| issuer.spec.issuer.as_str()).collect()
-    }
-
     /// Whose a token is at this time, in seconds since 1970. Waits for keys where the token names one that is not known.
     pub async fn identify(&self, token: &[u8], now_s: u64) -> Result<Known, Refused> {
         let hash = Sha256::digest(token).into();
@@ -154,8 +153,7 @@ impl Issuers {
         }
         let read = Unverified::read(token).map_err(Refused::Token)?;
         let is_its = |issuer: &Arc<Issuer>| read.issuer() == Some(&issuer.spec.issuer);
-        let stranger = || Refused::Token(TokenError::Issuer(self.names().join(", ")));
-        let place = self.known.iter().position(is_its).ok_or_else(stranger)?;
+        let place = self.known.iter().position(is_its).ok_or(Refused::Token(TokenError::Issuer))?;
         let issuer = &self.known[place];
         let (version, judged) = match issuer.judge(&read, now_s) {
             (_, Err(Refused::NoKeys(_) | Refused::Token(TokenError::UnknownKey))) if issuer.ask_again().await => {

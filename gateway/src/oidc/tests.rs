@@ -184,7 +184,7 @@ fn claims_are_for_us_now_and_name_somebody() {
     let signer = Signer::new("a", 1);
     let known = keys(&[signer.jwk()]);
     let claim = |name: &str| Some(TokenError::Claim(format!("`{name}`")));
-    let (issuer, audience) = (Some(TokenError::Issuer(ISSUER.into())), Some(TokenError::Audience("stoker".into())));
+    let (issuer, audience) = (Some(TokenError::Issuer), Some(TokenError::Audience("stoker".into())));
     for (more, expected) in [
         (json!({}), None),
         (json!({"aud": ["other", "stoker"]}), None),
@@ -318,8 +318,9 @@ async fn a_token_costs_one_signature_until_it_expires_or_its_issuer_has_other_ke
     assert_eq!(ask(&token, NOW).await, Err(Refused::Token(TokenError::UnknownKey)), "its key was taken back");
 
     let foreign = signer.token(&claims(json!({"iss": "https://third.example"})));
-    let both = "https://other.example, https://login.example".to_owned();
-    assert_eq!(ask(&foreign, NOW).await, Err(Refused::Token(TokenError::Issuer(both))));
+    assert_eq!(ask(&foreign, NOW).await, Err(Refused::Token(TokenError::Issuer)));
+    let told = TokenError::Issuer.to_string();
+    assert!(!told.contains("example"), "who is accepted is not told to strangers: {told}");
     let other = next.token(&claims(json!({"iss": "https://other.example"})));
     all.known[0].learn(None);
     assert_eq!(ask(&other, NOW).await, Err(Refused::NoKeys("https://other.example".into())), "another's key");
