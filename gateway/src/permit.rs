@@ -1,10 +1,7 @@
 //! A tenant's leave to ask: from the key or token that a request sends to what its answer cost. Without tenants everybody has leave, and nothing
 //! is counted by name.
 
-use std::{
-    sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::sync::Arc;
 
 use axum::http::{HeaderMap, StatusCode};
 use stoker_edge::api_key::{self, INVALID_API_KEY};
@@ -13,7 +10,7 @@ use crate::{
     error::GatewayError,
     fleet::Deployment,
     gateway::{Admission, Gateway},
-    oidc::{Known, Refused, token::is_like_one},
+    oidc::{Known, Now, Refused, token::is_like_one},
     quota::Exceeded,
     tenants::Tenant,
     usage::Usage,
@@ -37,8 +34,7 @@ pub async fn who(gateway: &Gateway, headers: &HeaderMap) -> Result<Option<Arc<Te
 }
 
 async fn by_token(gateway: &Gateway, admission: &Admission, token: &[u8]) -> Result<Arc<Tenant>, GatewayError> {
-    let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let known = admission.issuers.identify(token, now_s).await;
+    let known = admission.issuers.identify(token, Now::read()).await;
     let outcome = match &known {
         Ok(Known { is_remembered: true, .. }) => "remembered",
         Ok(Known { is_remembered: false, .. }) => "verified",

@@ -1,5 +1,5 @@
-//! Tenants by tokens, from an issuer on loopback through a gateway to a replica: discovery, keys that change and an issuer that is away, without a
-//! restart; what a replica is told; limits of a class; no token in what is logged.
+//! Tenants by tokens, from an issuer on loopback through a gateway to a replica: discovery, over TLS too, keys in a file, keys that change and an
+//! issuer that is away, without a restart; what a replica is told; limits of a class, and how many it may have; no token in what is logged.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,6 +20,7 @@ use axum::{
     routing::{get, post},
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use rcgen::{CertifiedKey, generate_simple_self_signed};
 use reqwest::{Client, Response};
 use ring::signature::{Ed25519KeyPair, KeyPair};
 use serde_json::{Value, json};
@@ -31,6 +32,7 @@ use stoker_gateway::{
     gateway::{Gateway, Settings},
     server::router,
     tenants::Tenants,
+    tls::{Tls, TlsFiles},
 };
 use tokio::net::TcpListener;
 
@@ -40,6 +42,19 @@ async fn served(routes: Router) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, routes).await });
+    base
+}
+
+/// The same with a certificate for `localhost`, which is written to the folder.
+async fn served_by_tls(routes: Router, folder: &Path) -> String {
+    let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (certificate, key) = (folder.join("ca.crt"), folder.join("tls.key"));
+    std::fs::write(&certificate, cert.pem()).unwrap();
+    std::fs::write(&key, signing_key.serialize_pem()).unwrap();
+    let tls = Tls::read(TlsFiles { certificate, key, http2: false }).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base = format!("https://localhost:{}", listener.local_addr().unwrap().port());
+    tokio::spawn(async move { axum::serve(tls.over(listener), routes).await });
     base
 }
 
@@ -55,6 +70,19 @@ struct Desk {
     n_asked: AtomicU32,
 }
 
+impl Desk {
+    /// With what is asked of it. Below `/impostor` it says the same of itself, which is another issuer's there.
+    fn open() -> (Arc<Self>, Router) {
+        let desk = Arc::new(Self { base: Mutex::default(), jwk: Mutex::new(None), n_asked: AtomicU32::new(0) });
+        let routes = Router::new()
+            .route("/.well-known/openid-configuration", get(discovery))
+            .route("/impostor/.well-known/openid-configuration", get(discovery))
+            .route("/keys", get(keys))
+            .with_state(Arc::clone(&desk));
+        (desk, routes)
+    }
+}
+
 struct Key {
     pair: Ed25519KeyPair,
     kid: &'static str,
@@ -63,6 +91,11 @@ struct Key {
 impl Key {
     fn new(kid: &'static str, seed: u8) -> Self {
         Self { pair: Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).unwrap(), kid }
+    }
+
+    fn jwk(&self) -> Value {
+        let x = URL_SAFE_NO_PAD.encode(self.pair.public_key());
+        json!({"kty": "OKP", "crv": "Ed25519", "kid": self.kid, "x": x})
     }
 
     fn token(&self, issuer: &Issuer, more: Value) -> String {
@@ -77,20 +110,23 @@ impl Key {
 
 impl Issuer {
     async fn start() -> Self {
-        let desk = Arc::new(Desk { base: Mutex::default(), jwk: Mutex::new(None), n_asked: AtomicU32::new(0) });
-        let routes = Router::new()
-            .route("/.well-known/openid-configuration", get(discovery))
-            .route("/keys", get(keys))
-            .with_state(Arc::clone(&desk));
-        let base = served(routes).await;
+        let (desk, routes) = Desk::open();
+        Self::at(served(routes).await, desk)
+    }
+
+    async fn by_tls(folder: &Path) -> Self {
+        let (desk, routes) = Desk::open();
+        Self::at(served_by_tls(routes, folder).await, desk)
+    }
+
+    fn at(base: String, desk: Arc<Desk>) -> Self {
         desk.base.lock().unwrap().clone_from(&base);
         Self { base, desk }
     }
 
     /// From now on it has this key, or does not answer.
     fn publishes(&self, key: Option<&Key>) {
-        let jwk = |key: &Key| json!({"kty": "OKP", "crv": "Ed25519", "kid": key.kid, "x": URL_SAFE_NO_PAD.encode(key.pair.public_key())});
-        *self.desk.jwk.lock().unwrap() = key.map(jwk);
+        *self.desk.jwk.lock().unwrap() = key.map(Key::jwk);
     }
 
     fn n_asked(&self) -> u32 {
@@ -151,16 +187,21 @@ struct Rig {
 
 impl Rig {
     async fn start(issuer: &Issuer) -> Self {
+        let issuers = format!("{{issuer: '{}', audiences: [stoker], tenantClaim: sub, classClaim: tier}}", issuer.base);
+        Self::among(&issuers, Path::new("")).await
+    }
+
+    /// With these issuers, whose files are in this folder.
+    async fn among(issuers: &str, folder: &Path) -> Self {
         LazyLock::force(&LOG);
         let heads = Heads::default();
         let gateway = Gateway::new(Settings::default()).unwrap();
         gateway.learn(endpoints(&replica(Arc::clone(&heads)).await));
         let tenants = format!(
             "{{tenants: [{{name: search, weight: 3}}], classes: [{{name: small, limits: {{requestsPerMinute: 1}}}}],
-               issuers: [{{issuer: '{}', audiences: [stoker], tenantClaim: sub, classClaim: tier}}]}}",
-            issuer.base
+               issuers: [{issuers}]}}"
         );
-        gateway.learn_tenants(Tenants::parse(&tenants).unwrap(), Path::new(""));
+        gateway.learn_tenants(Tenants::parse(&tenants).unwrap(), folder);
         let base = served(router(Arc::clone(&gateway), Router::new())).await;
         // An error means that the other test did.
         let _chosen_before = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
@@ -301,4 +342,77 @@ async fn keys_change_without_a_restart_and_an_issuer_that_is_away_changes_nothin
     }
     let (more, most) = (issuer.n_asked() - before, 5 + begun.elapsed().as_secs() / 10);
     assert!(u64::from(more) <= most, "{more} questions for thirty tokens, {most} at most");
+}
+
+#[tokio::test]
+async fn keys_come_by_tls_from_whom_the_named_authority_vouches_for_and_by_discovery_of_the_issuer_alone() {
+    let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (issuer, key) = (Issuer::by_tls(folder.path()).await, Key::new("a", 1));
+    issuer.publishes(Some(&key));
+    // Vouches for itself, and for nobody that is asked here.
+    served_by_tls(Router::new(), elsewhere.path()).await;
+    std::fs::copy(elsewhere.path().join("ca.crt"), folder.path().join("other.crt")).unwrap();
+    let base = &issuer.base;
+    let of = |issuer: &str, more: &str| {
+        format!("{{issuer: '{issuer}', audiences: [stoker], tenantClaim: sub, certificateAuthority: ca.crt{more}}}")
+    };
+    let (by_url, by_other) =
+        (format!(", jwks: '{base}/keys'"), format!(", jwks: '{base}/keys', certificateAuthority: other.crt"));
+    let issuers = [
+        of(base, ""),
+        of("by-url", &by_url),
+        of(&format!("{base}/impostor"), ""),
+        of("another-authority", &by_other).replacen(", certificateAuthority: ca.crt", "", 1),
+        of("no-authority", &by_url).replacen(", certificateAuthority: ca.crt", "", 1),
+        of("no-file", &by_url).replacen("ca.crt", "missing.crt", 1),
+    ];
+    let rig = Rig::among(&issuers.join(", "), folder.path()).await;
+    let token = |iss: &str| key.token(&issuer, json!({ "iss": iss }));
+    rig.wait(&token(base), 200).await;
+    rig.wait(&token("by-url"), 200).await;
+    for nobody in [&format!("{base}/impostor"), "another-authority", "no-authority", "no-file"] {
+        let (status, code, _) = error_of(rig.ask(&token(nobody)).await).await;
+        assert_eq!((status, code.as_str()), (503, "issuer_unreachable"), "{nobody}");
+        let stale = format!("stoker_gateway_issuer_keys_stale{{issuer=\"{nobody}\"}}");
+        assert_eq!(rig.counted(&stale), 1.0, "{nobody}");
+    }
+    let log = String::from_utf8(LOG.0.lock().unwrap().clone()).unwrap();
+    assert!(log.contains(&format!("is of the issuer {base}, to the letter")), "{log}");
+}
+
+#[tokio::test]
+async fn keys_are_read_from_a_file_beside_the_list_and_again_when_a_token_names_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = (Key::new("a", 1), Key::new("b", 2));
+    let writes =
+        |keys: Value| std::fs::write(folder.path().join("keys.json"), json!({ "keys": keys }).to_string()).unwrap();
+    let nowhere = Issuer::at("https://kubernetes.default.svc".to_owned(), Desk::open().0);
+    let issuers = "{issuer: 'https://kubernetes.default.svc', audiences: [stoker], jwks: keys.json, tenantClaim: /kubernetes.io/namespace}";
+    let rig = Rig::among(issuers, folder.path()).await;
+    let [by_first, by_second] =
+        [&first, &second].map(|key| key.token(&nowhere, json!({"kubernetes.io": {"namespace": "search"}})));
+    assert_eq!(error_of(rig.ask(&by_first).await).await.1, "issuer_unreachable", "there is no file yet");
+    writes(json!([first.jwk()]));
+    rig.wait(&by_first, 200).await;
+    writes(json!([first.jwk(), second.jwk()]));
+    rig.wait(&by_second, 200).await;
+    assert_eq!(rig.status(&by_first).await, 200, "both are in it");
+    std::fs::write(folder.path().join("keys.json"), "half").unwrap();
+    assert_eq!(rig.status(&Key::new("c", 3).token(&nowhere, json!({}))).await, 401);
+    assert_eq!(rig.status(&by_second).await, 200, "the last keys stay");
+}
+
+#[tokio::test]
+async fn tokens_name_so_many_tenants_of_classes_and_no_more() {
+    let (issuer, key) = (Issuer::start().await, Key::new("a", 1));
+    issuer.publishes(Some(&key));
+    let rig = Rig::start(&issuer).await;
+    let of_class = |name: &str| key.token(&issuer, json!({"sub": name, "tier": "small"}));
+    rig.wait(&of_class("first"), 200).await;
+    let n_more = (0..20_000).filter(|n| rig.gateway.has_account(&format!("app:{n}"))).count();
+    assert_eq!(n_more, 9_999, "with the first one ten thousand");
+    let (status, code, _) = error_of(rig.ask(&of_class("one-too-many")).await).await;
+    assert_eq!((status, code.as_str()), (403, "unknown_tenant"));
+    assert_eq!(rig.status(&of_class("app:7")).await, 200, "who is among them stays");
+    assert_eq!(rig.status(&key.token(&issuer, json!({}))).await, 200, "the file's own tenants are not counted");
 }

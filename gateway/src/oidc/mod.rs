@@ -12,7 +12,7 @@ use std::{
     collections::HashMap,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use sha2::{Digest, Sha256};
@@ -35,7 +35,7 @@ const REMEMBERED_MAX: usize = 8192;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Questions to an issuer that tokens may cause at once: it may change keys more than once.
 const QUESTIONS_MAX: u32 = 5;
-/// One more of them comes back after this: who makes up names of keys does not make more.
+/// One more of them comes back after this: who makes up names of keys, or signs by their names, does not make more.
 const QUESTION_EVERY: Duration = Duration::from_secs(10);
 
 /// All issuers of one file, followed for as long as this is there.
@@ -116,6 +116,30 @@ pub enum Refused {
     NoKeys(String),
 }
 
+impl Refused {
+    /// Whether other keys may change it: the last that came may be older than the token.
+    fn may_be_late(&self) -> bool {
+        matches!(self, Self::NoKeys(_) | Self::Token(TokenError::UnknownKey | TokenError::Signature))
+    }
+}
+
+/// What time it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// To tokens, in seconds since 1970.
+    pub unix_s: u64,
+    /// To what is counted since something.
+    pub instant: Instant,
+}
+
+impl Now {
+    /// By this machine's clocks.
+    pub fn read() -> Self {
+        let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self { unix_s, instant: Instant::now() }
+    }
+}
+
 /// Whose a token is.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Known {
@@ -145,8 +169,10 @@ impl Issuers {
         self.folder == folder && self.known.iter().map(|issuer| &issuer.spec).eq(specs)
     }
 
-    /// Whose a token is at this time, in seconds since 1970. Waits for keys where the token names one that is not known.
-    pub async fn identify(&self, token: &[u8], now_s: u64) -> Result<Known, Refused> {
+    /// Whose a token is now. Waits for keys where the token names one that is not known, or that did not sign it: an issuer may have changed it under
+    /// its name.
+    pub async fn identify(&self, token: &[u8], now: Now) -> Result<Known, Refused> {
+        let now_s = now.unix_s;
         let hash = Sha256::digest(token).into();
         if let Some(identity) = self.remembered(&hash, now_s) {
             return Ok(Known { identity, is_remembered: true });
@@ -156,7 +182,7 @@ impl Issuers {
         let place = self.known.iter().position(is_its).ok_or(Refused::Token(TokenError::Issuer))?;
         let issuer = &self.known[place];
         let (version, judged) = match issuer.judge(&read, now_s) {
-            (_, Err(Refused::NoKeys(_) | Refused::Token(TokenError::UnknownKey))) if issuer.ask_again().await => {
+            (_, Err(refused)) if refused.may_be_late() && issuer.ask_again(now.instant).await => {
                 issuer.judge(&read, now_s)
             }
             judged => judged,
@@ -209,10 +235,10 @@ impl Issuer {
     }
 
     /// Has keys read again, unless tokens have caused enough of that; whether they were.
-    async fn ask_again(&self) -> bool {
+    async fn ask_again(&self, now: Instant) -> bool {
         let mut states = self.state.subscribe();
         let before = states.borrow_and_update().n_asked;
-        let (is_awaited, is_new) = self.questions().take(Instant::now());
+        let (is_awaited, is_new) = self.questions().take(now);
         if is_new {
             self.wanted.notify_one();
         }

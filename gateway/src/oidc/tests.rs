@@ -290,6 +290,10 @@ fn keys_that_cannot_be_used_are_passed_over() {
     assert_eq!(Keys::parse(json!({"keys": vec![good; 65]}).to_string().as_bytes()), Err(JwksError::TooMany(65)));
 }
 
+fn at(unix_s: u64) -> Now {
+    Now { unix_s, instant: Instant::now() }
+}
+
 fn issuers(specs: Vec<IssuerSpec>) -> Issuers {
     Issuers { known: specs.into_iter().map(|spec| Arc::new(Issuer::new(spec))).collect(), ..Issuers::default() }
 }
@@ -302,7 +306,8 @@ async fn a_token_costs_one_signature_until_it_expires_or_its_issuer_has_other_ke
     // Nobody would answer.
     all.known.iter().for_each(|issuer| issuer.questions().spent = QUESTIONS_MAX);
     let token = signer.token(&claims(json!({})));
-    let ask = async |token: &str, now_s| all.identify(token.as_bytes(), now_s).await.map(|known| known.is_remembered);
+    let ask =
+        async |token: &str, now_s| all.identify(token.as_bytes(), at(now_s)).await.map(|known| known.is_remembered);
     assert_eq!(ask(&token, NOW).await, Ok(false));
     assert_eq!(ask(&token, NOW + 119).await, Ok(true));
     assert_eq!(ask(&token, NOW + 120).await, Err(Refused::Token(TokenError::Expired)));
@@ -336,12 +341,57 @@ async fn a_key_that_is_not_known_is_asked_for_once_and_waited_for() {
         issuer.learn(Some(keys(&[signer.jwk()])));
     };
     let token = signer.token(&claims(json!({})));
-    let (found, ()) = tokio::join!(all.identify(token.as_bytes(), NOW), answers);
+    let (found, ()) = tokio::join!(all.identify(token.as_bytes(), at(NOW)), answers);
     assert_eq!(found.map(|known| known.identity.tenant), Ok("search".into()));
     let unknown = Signer::new("b", 2).token(&claims(json!({})));
     issuer.questions().spent = QUESTIONS_MAX;
-    let found = all.identify(unknown.as_bytes(), NOW).await;
+    let found = all.identify(unknown.as_bytes(), at(NOW)).await;
     assert_eq!(found, Err(Refused::Token(TokenError::UnknownKey)), "at once: enough was asked");
+}
+
+#[tokio::test]
+async fn a_key_that_was_changed_under_its_name_is_asked_for_and_forgeries_cause_few_questions() {
+    let (old, new) = (Signer::new("a", 1), Signer::new("a", 2));
+    let all = issuers(vec![spec(json!({}))]);
+    let issuer = Arc::clone(&all.known[0]);
+    issuer.learn(Some(keys(&[old.jwk()])));
+    let n_asked = std::sync::atomic::AtomicU32::new(0);
+    let asked = || n_asked.load(std::sync::atomic::Ordering::Relaxed);
+    let answers = async {
+        loop {
+            issuer.wanted.notified().await;
+            n_asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            issuer.learn(Some(keys(&[new.jwk()])));
+        }
+    };
+    let begun = Instant::now();
+    let asks = async {
+        let ask = async |token: String, seconds| {
+            let now = Now { unix_s: NOW, instant: begun + Duration::from_secs(seconds) };
+            all.identify(token.as_bytes(), now).await.map(|known| known.is_remembered)
+        };
+        let signature = Err(Refused::Token(TokenError::Signature));
+        assert_eq!(
+            ask(new.token(&claims(json!({}))), 0).await,
+            Ok(false),
+            "its issuer signs by another key of this name"
+        );
+        assert_eq!(asked(), 1);
+        assert_eq!(ask(old.token(&claims(json!({}))), 0).await, signature, "and no more by the old one");
+        for (seconds, questions) in
+            [(0, QUESTIONS_MAX), (9, QUESTIONS_MAX), (10, QUESTIONS_MAX + 1), (29, QUESTIONS_MAX + 2)]
+        {
+            for seed in 10..40 {
+                assert_eq!(ask(Signer::new("a", seed).token(&claims(json!({}))), seconds).await, signature);
+            }
+            assert_eq!(asked(), questions, "after {seconds} s");
+        }
+        assert_eq!(ask(new.token(&claims(json!({}))), 29).await, Ok(true), "whom it knows, it does not ask about");
+    };
+    tokio::select! {
+        () = asks => {}
+        () = answers => unreachable!("it answers for ever"),
+    }
 }
 
 #[test]
