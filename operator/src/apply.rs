@@ -15,7 +15,6 @@ use k8s_openapi::{
     api::{
         core::v1::{ConfigMap, Pod},
         discovery::v1::EndpointSlice,
-        networking::v1::NetworkPolicy,
     },
 };
 use kube::{
@@ -101,7 +100,7 @@ impl Apply {
             apply_canary_map,
             apply_keys,
             apply_budget,
-            apply_pool,
+            pool,
             network_policy,
             pods,
             revision: _,
@@ -139,9 +138,7 @@ impl Apply {
         if *apply_service {
             self.apply_child(&desired.service, &mut applied).await?;
         }
-        for pool in desired.pool.iter().filter(|_| *apply_pool) {
-            self.apply_pool(pool, &mut applied).await?;
-        }
+        self.keep_up_pool(*pool, desired.pool.as_ref(), observed, &mut applied).await?;
         for name in prune_slices {
             self.remove::<EndpointSlice>(name, &mut applied).await?;
         }
@@ -197,8 +194,14 @@ impl Apply {
     }
 
     /// Somebody may take the whole kind away at any time: then there are no pools.
-    async fn apply_pool(&self, pool: &InferencePool, applied: &mut Applied) -> Result<(), ReconcileError> {
-        match self.apply_child(pool, applied).await {
+    async fn keep_up_pool(
+        &self,
+        upkeep: Upkeep,
+        pool: Option<&InferencePool>,
+        observed: &Observed,
+        applied: &mut Applied,
+    ) -> Result<(), ReconcileError> {
+        match self.keep_up(upkeep, pool, observed, applied).await {
             Err(ReconcileError::Apply { source: kube::Error::Api(answer), .. }) if answer.code == 404 => {
                 warn!(message = answer.message, "no InferencePool");
                 Ok(())
@@ -207,16 +210,21 @@ impl Apply {
         }
     }
 
-    async fn keep_up(
+    /// A child of the deployment's name.
+    async fn keep_up<K>(
         &self,
         upkeep: Upkeep,
-        policy: Option<&NetworkPolicy>,
+        child: Option<&K>,
         observed: &Observed,
         applied: &mut Applied,
-    ) -> Result<(), ReconcileError> {
-        match (upkeep, policy) {
-            (Upkeep::Apply, Some(policy)) => self.apply_child(policy, applied).await,
-            (Upkeep::Delete, None) => self.remove::<NetworkPolicy>(&observed.deployment.name_any(), applied).await,
+    ) -> Result<(), ReconcileError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned + Serialize,
+        K: Clone + std::fmt::Debug,
+    {
+        match (upkeep, child) {
+            (Upkeep::Apply, Some(child)) => self.apply_child(child, applied).await,
+            (Upkeep::Delete, None) => self.remove::<K>(&observed.deployment.name_any(), applied).await,
             (Upkeep::Leave | Upkeep::Apply | Upkeep::Delete, _) => Ok(()),
         }
     }

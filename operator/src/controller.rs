@@ -100,8 +100,8 @@ pub struct Options {
     pub defaults: Defaults,
     /// The gateways that Services lead to; `None`: they lead to replicas.
     pub gateways: Option<ServiceName>,
-    /// The InferencePools that are made where there can be any; `None`: none is made.
-    pub pools: Option<PoolOptions>,
+    /// Whether InferencePools are made, where there can be any.
+    pub pools: PoolOptions,
     /// Name of this process in Events.
     pub identity: String,
 }
@@ -181,13 +181,7 @@ pub async fn run(
         }
         None => (None, futures::stream::pending().boxed()),
     };
-    let (pools, pool_events, pools_listed) = match options.pools {
-        Some(kept) => {
-            let (pools, events, listed) = Pools::watch(client.clone(), scope, kept);
-            (Some(pools), events.boxed(), listed.boxed())
-        }
-        None => (None, futures::stream::pending().boxed(), futures::stream::pending().boxed()),
-    };
+    let (pools, pool_events, pools_listed) = Pools::watch(client.clone(), scope, options.pools);
     let (nodes, nodes_changed) = Watched::watch(Api::all(client.clone()), nodes::slim).await;
     let (given, given_changed) = Watched::watch(api(&client, scope), budgets::slim).await;
     let grants = Grants::of_budgets(given);
@@ -459,7 +453,7 @@ impl Context {
         let deployment = self.among_others(course::settle(asked, observed));
         let identity = &deployment.identity;
         let front = self.gateways.as_ref().and_then(|gateways| gateways.front(&identity.uid));
-        let pools = self.caches.pools.as_ref().and_then(Pools::kept);
+        let pools = self.caches.pools.kept();
         let desired =
             desired(&deployment, &self.keyring.public()).behind(identity, front.as_ref()).pooled(identity, pools);
         let fit = self.fit(&deployment, &desired, observed);

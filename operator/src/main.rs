@@ -63,7 +63,8 @@ struct Args {
     #[arg(long, env = "STOKER_GATEWAY_SERVICE", value_name = "NAMESPACE/NAME")]
     gateway_service: Option<ServiceName>,
     /// Make an InferencePool (inference.networking.k8s.io/v1) for each deployment, in clusters that have the kind, for Gateways that ask
-    /// those gateways which replica is next; they run with --endpoint-picker. This is what a Gateway does while none answers.
+    /// those gateways which replica is next; they run with --endpoint-picker. This is what a Gateway does while none answers. Default: none is made, and those
+    /// that were are deleted.
     #[arg(long, env = "STOKER_INFERENCE_POOLS", value_name = "FAILURE_MODE", requires = "gateway_service")]
     inference_pools: Option<FailureMode>,
     /// Between two looks whether the cluster has that kind, as long as it has not.
@@ -177,10 +178,10 @@ async fn main() -> anyhow::Result<()> {
         namespace: args.namespace,
         defaults,
         gateways: args.gateway_service,
-        pools: args.inference_pools.map(|failure_mode| PoolOptions {
-            failure_mode,
+        pools: PoolOptions {
+            failure_mode: args.inference_pools,
             look_again: Duration::from_secs(args.inference_pools_look_seconds),
-        }),
+        },
         identity,
     };
     let store = KeyStore::new(client.clone(), &args.lease_namespace, &args.keys_secret);

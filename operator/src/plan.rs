@@ -47,8 +47,8 @@ pub struct Plan {
     pub apply_keys: bool,
     /// Write the PodDisruptionBudget: it is missing or says another number.
     pub apply_budget: bool,
-    /// Write the InferencePool: it is missing or says something else.
-    pub apply_pool: bool,
+    /// What becomes of the InferencePool.
+    pub pool: Upkeep,
     /// What becomes of the NetworkPolicy.
     pub network_policy: Upkeep,
     /// What to do with pods.
@@ -75,6 +75,17 @@ pub enum Upkeep {
     Apply,
     /// It is there and should not be.
     Delete,
+}
+
+impl Upkeep {
+    /// A plan's line of it.
+    fn write(self, f: &mut fmt::Formatter<'_>, kind: &str) -> fmt::Result {
+        match self {
+            Self::Leave => Ok(()),
+            Self::Apply => writeln!(f, "apply {kind}"),
+            Self::Delete => writeln!(f, "delete {kind}"),
+        }
+    }
 }
 
 /// A change of `spec.replicas`, which is otherwise the user's. Bound to the version of the object it was decided on, so
@@ -120,7 +131,7 @@ pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Obse
             .is_some_and(|canary| own_config_map(&canary.config_map, observed).is_none()),
         apply_keys: own_config_map(&desired.keys, observed).is_none_or(|keys| !holds(&desired.keys, keys)),
         apply_budget: budget_moves(desired, observed),
-        apply_pool: pool_moves(desired, observed),
+        pool: pool(desired, observed),
         network_policy: network_policy(desired, observed),
         pods: one_asks_first(deployment, observed, plan_rollout(&wanted, &observed.replicas, now), &desired.revision),
         revision: desired.revision.clone(),
@@ -171,11 +182,12 @@ fn budget_moves(desired: &Desired, observed: &Observed) -> bool {
 }
 
 /// One of this name that somebody else made stands in the place of ours: nothing but Gateways needs it.
-fn pool_moves(desired: &Desired, observed: &Observed) -> bool {
+fn pool(desired: &Desired, observed: &Observed) -> Upkeep {
     match (&desired.pool, &observed.pool) {
-        (Some(wanted), Child::Own(pool)) => !holds(wanted, pool.as_ref()),
-        (Some(_), Child::Absent) => true,
-        (Some(_), Child::Foreign { .. }) | (None, _) => false,
+        (None, Child::Own(pool)) if pool.metadata.deletion_timestamp.is_none() => Upkeep::Delete,
+        (Some(wanted), Child::Own(pool)) if holds(wanted, pool.as_ref()) => Upkeep::Leave,
+        (Some(_), Child::Own(_) | Child::Absent) => Upkeep::Apply,
+        (Some(_), Child::Foreign { .. }) | (None, _) => Upkeep::Leave,
     }
 }
 
@@ -351,7 +363,7 @@ impl Plan {
             apply_canary_map,
             apply_keys,
             apply_budget,
-            apply_pool,
+            pool,
             network_policy,
             pods,
             revision: _,
@@ -361,9 +373,9 @@ impl Plan {
             taken: _,
         } = self;
         let maps = *apply_config_map || *apply_canary_map || *apply_keys;
-        let applies = maps || *apply_service || *apply_budget || *apply_pool;
+        let applies = maps || *apply_service || *apply_budget;
         !applies
-            && *network_policy == Upkeep::Leave
+            && [network_policy, pool].iter().all(|upkeep| **upkeep == Upkeep::Leave)
             && pods.is_empty()
             && [apply_slices, prune_slices, prune_config_maps].iter().all(|names| names.is_empty())
             && handover.is_none()
@@ -381,7 +393,7 @@ impl Display for Plan {
             apply_canary_map,
             apply_keys,
             apply_budget,
-            apply_pool,
+            pool,
             network_policy,
             pods,
             revision,
@@ -398,9 +410,7 @@ impl Display for Plan {
         if *apply_service {
             writeln!(f, "apply Service")?;
         }
-        if *apply_pool {
-            writeln!(f, "apply InferencePool")?;
-        }
+        pool.write(f, "InferencePool")?;
         if *apply_config_map {
             writeln!(f, "apply ConfigMap of {revision}")?;
         }
@@ -411,11 +421,7 @@ impl Display for Plan {
         if *apply_keys {
             writeln!(f, "apply ConfigMap of public keys")?;
         }
-        match network_policy {
-            Upkeep::Leave => {}
-            Upkeep::Apply => writeln!(f, "apply NetworkPolicy")?,
-            Upkeep::Delete => writeln!(f, "delete NetworkPolicy")?,
-        }
+        network_policy.write(f, "NetworkPolicy")?;
         if *apply_budget {
             writeln!(f, "apply PodDisruptionBudget")?;
         }

@@ -1,5 +1,6 @@
 //! InferencePools, by which Gateways of other projects find a deployment's replicas and who picks one of them: what of their API is
-//! written here, and those that there are. The kind is somebody else's, and need not be there: it is looked for until it is. Writes nothing.
+//! written here, and those that there are. The kind is somebody else's, and need not be there: it is looked for until it is, where pools are
+//! wanted, and once where they are not, since some may have been before. Writes nothing.
 
 use std::{
     collections::BTreeMap,
@@ -84,11 +85,11 @@ pub enum FailureMode {
     FailClose,
 }
 
-/// Which pools are kept, and from when on.
+/// Whether pools are kept, and from when on.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolOptions {
-    /// What Gateways do while nobody picks.
-    pub failure_mode: FailureMode,
+    /// What Gateways do while nobody picks; `None`: there are to be no pools.
+    pub failure_mode: Option<FailureMode>,
     /// Between two looks whether the kind is there by now.
     pub look_again: Duration,
 }
@@ -99,7 +100,7 @@ pub struct Pools {
     store: Store<InferencePool>,
     /// All that there are have been listed.
     are_listed: Arc<AtomicBool>,
-    failure_mode: FailureMode,
+    failure_mode: Option<FailureMode>,
 }
 
 /// What is watched for: pools that changed, and that pools can be kept from now on.
@@ -122,8 +123,7 @@ impl Pools {
             None => Api::all(client),
         };
         let config = watcher::Config::default().labels(&labels::managed_selector());
-        let events =
-            there(api.clone(), options.look_again).map(move |()| watcher(api, config).backoff(WatchPauses::default()));
+        let events = there(api.clone(), options).map(move |()| watcher(api, config).backoff(WatchPauses::default()));
         let events = events.flatten_stream().modify(|pool| pool.managed_fields_mut().clear());
         let events = events.reflect(writer).touched_objects();
         let pools = Self { store: store.clone(), are_listed: Arc::default(), failure_mode: options.failure_mode };
@@ -136,24 +136,32 @@ impl Pools {
         (pools, events, listed)
     }
 
-    /// What happens while nobody picks; `None` as long as there can be no pool.
-    pub fn kept(&self) -> Option<FailureMode> {
-        self.are_listed.load(Ordering::Acquire).then_some(self.failure_mode)
+    /// Whether it is known which there are; before that there may be no kind, too.
+    pub fn are_listed(&self) -> bool {
+        self.are_listed.load(Ordering::Acquire)
     }
 
-    /// The pool of this name.
+    /// What happens while nobody picks; `None` where there are to be no pools, and as long as there can be none.
+    pub fn kept(&self) -> Option<FailureMode> {
+        self.failure_mode.filter(|_| self.are_listed())
+    }
+
+    /// The pool of this name. None is seen before all are listed: it would be taken for one that is not wanted.
     pub fn get(&self, namespace: &str, name: &str) -> Option<Arc<InferencePool>> {
-        self.store.get(&ObjectRef::new(name).within(namespace))
+        self.store.get(&ObjectRef::new(name).within(namespace)).filter(|_| self.are_listed())
     }
 }
 
-/// Until the API server knows the kind, and lets the operator list it.
-async fn there(api: Api<InferencePool>, look_again: Duration) {
+/// Until the API server knows the kind, and lets the operator list it; for ever, if it does not and no pools are wanted.
+async fn there(api: Api<InferencePool>, PoolOptions { failure_mode, look_again }: PoolOptions) {
     let mut is_told = false;
     loop {
         match api.list_metadata(&ListParams::default().limit(1)).await {
-            Ok(_) => return info!("InferencePools are kept"),
+            Ok(_) => return info!(are_wanted = failure_mode.is_some(), "InferencePools are watched"),
             Err(kube::Error::Api(answer)) if matches!(answer.code, 403 | 404) => {
+                if failure_mode.is_none() {
+                    return std::future::pending().await;
+                }
                 if !std::mem::replace(&mut is_told, true) {
                     info!(
                         code = answer.code,

@@ -5,12 +5,13 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 use stoker_crds::InferenceDeployment;
 use stoker_operator::{
     desired::{Desired, desired, labels},
     observe::{Child, Observed},
-    plan::{self, Plan},
+    plan::{self, Plan, Upkeep},
     pools::{FailureMode, InferencePool, PoolPort},
     validate::{Defaults, ValidatedDeployment, validate},
 };
@@ -71,7 +72,7 @@ fn a_pool_has_the_replicas_of_its_service_and_names_it_as_who_picks() {
 }
 
 #[test]
-fn a_pool_is_written_when_it_is_missing_or_says_something_else_and_another_s_is_left() {
+fn a_pool_is_written_when_it_is_missing_or_says_something_else_goes_when_none_is_wanted_and_another_s_is_left() {
     let wanted = with_pool(Some(FailureMode::FailClose));
     let own = |pool: &InferencePool| Child::Own(Arc::new(pool.clone()));
     let made = wanted.pool.clone().unwrap();
@@ -80,19 +81,29 @@ fn a_pool_is_written_when_it_is_missing_or_says_something_else_and_another_s_is_
     let mut nobody = made.clone();
     nobody.spec.endpoint_picker_ref = None;
     let foreign = || Child::Foreign { name: "chat".into(), leaving: false };
-    for (name, there, applies) in [
-        ("missing", Child::Absent, true),
-        ("as it should be", own(&made), false),
-        ("another port", own(&moved), true),
-        ("nobody picks", own(&nobody), true),
-        ("of another mode", own(&with_pool(Some(FailureMode::FailOpen)).pool.unwrap()), true),
-        ("somebody else's", foreign(), false),
+    let mut leaving = made.clone();
+    leaving.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    for (name, there, upkeep) in [
+        ("missing", Child::Absent, Upkeep::Apply),
+        ("as it should be", own(&made), Upkeep::Leave),
+        ("another port", own(&moved), Upkeep::Apply),
+        ("nobody picks", own(&nobody), Upkeep::Apply),
+        ("of another mode", own(&with_pool(Some(FailureMode::FailOpen)).pool.unwrap()), Upkeep::Apply),
+        ("somebody else's", foreign(), Upkeep::Leave),
     ] {
         let plan = planned(&wanted, there);
-        assert_eq!((plan.apply_pool, plan.taken.len()), (applies, 0), "{name}");
-        assert_eq!(plan.to_string().contains("apply InferencePool"), applies, "{name}");
+        assert_eq!((plan.pool, plan.taken.len()), (upkeep, 0), "{name}");
+        assert_eq!(plan.to_string().contains("apply InferencePool"), upkeep == Upkeep::Apply, "{name}");
     }
-    for there in [Child::Absent, own(&made), foreign()] {
-        assert!(!planned(&with_pool(None), there).apply_pool, "no pools are kept");
+    for (name, there, upkeep) in [
+        ("none", Child::Absent, Upkeep::Leave),
+        ("one of before", own(&made), Upkeep::Delete),
+        ("one of before that was changed", own(&moved), Upkeep::Delete),
+        ("one that goes already", own(&leaving), Upkeep::Leave),
+        ("somebody else's", foreign(), Upkeep::Leave),
+    ] {
+        let plan = planned(&with_pool(None), there);
+        assert_eq!(plan.pool, upkeep, "{name}, where no pools are kept");
+        assert_eq!(plan.to_string().contains("delete InferencePool"), upkeep == Upkeep::Delete, "{name}");
     }
 }

@@ -1,5 +1,5 @@
 //! InferencePools on a real API server: made for each deployment where the cluster has the kind, kept as they should be, gone with their
-//! deployment; and nothing is missed where it has not.
+//! deployment or when nobody asks for pools any more; and nothing is missed where it has not.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -118,6 +118,18 @@ fn each_deployment_has_a_pool_where_the_kind_is_and_it_is_kept() {
     std::thread::sleep(Duration::from_secs(5));
     assert_eq!(town.pools()[0]["metadata"]["resourceVersion"], version, "nothing is left to write");
 
+    let foreign = json!({
+        "apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool",
+        "metadata": {"name": "theirs", "namespace": "default"}, "spec": pool["spec"],
+    });
+    town.0.cluster.apply(&foreign.to_string()).unwrap();
+    town.0.operator.restart_with(&POOLS[..2]).unwrap();
+    town.wait_pools("it goes where none are asked for", |pools| pools.len() == 1);
+    assert_eq!(town.pools()[0]["metadata"]["name"], "theirs", "what somebody else made stays");
+    town.0.cluster.kubectl(&["delete", KIND, "theirs"]);
+
+    town.0.operator.restart_with(&POOLS).unwrap();
+    town.wait_pools("it is there again", |pools| pools.len() == 1);
     town.0.delete("chat").unwrap();
     town.wait_pools("it goes with its deployment", <[Value]>::is_empty);
 }

@@ -111,10 +111,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
-# One InferencePool per deployment if gateway.endpointPicker is enabled, which goes with it, where the cluster has the kind.
+# One InferencePool per deployment if gateway.endpointPicker is enabled, where the cluster has the kind, deleted when it is not any more.
 - apiGroups: [inference.networking.k8s.io]
   resources: [inferencepools]
-  verbs: [get, list, watch, create, patch]
+  verbs: [get, list, watch, create, patch, delete]
 # Whether a model fits what its pods may land on. Nodes are in no namespace: where it watches one, it does not know them.
 - apiGroups: [""]
   resources: [nodes]

@@ -58,7 +58,7 @@ pub struct Desired {
     pub budget: PodDisruptionBudget,
     /// Who may reach replicas, where that is limited.
     pub network_policy: Option<NetworkPolicy>,
-    /// How Gateways of others find replicas, where there can be any.
+    /// How Gateways of others find replicas, where that is asked for.
     pub pool: Option<InferencePool>,
     /// A replica's pod, still without name and ordinal.
     template: Pod,

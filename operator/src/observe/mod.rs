@@ -114,8 +114,8 @@ pub struct Caches {
     pub budgets: Store<PodDisruptionBudget>,
     /// NetworkPolicies that the operator made.
     pub network_policies: Store<NetworkPolicy>,
-    /// InferencePools that the operator made, where it makes any.
-    pub pools: Option<Pools>,
+    /// InferencePools that the operator made.
+    pub pools: Pools,
     /// Pods that fetch models ahead.
     pub prefetches: Store<Pod>,
 }
@@ -137,7 +137,7 @@ pub fn observe_cached(deployment: Arc<InferenceDeployment>, caches: &Caches, rea
     let slices = caches.slices.state().into_iter().filter(|slice| belongs(&**slice, &namespace, &name)).collect();
     let budget = caches.budgets.get(&ObjectRef::new(&name).within(&namespace));
     let network_policy = caches.network_policies.get(&ObjectRef::new(&name).within(&namespace));
-    let pool = caches.pools.as_ref().and_then(|pools| pools.get(&namespace, &name));
+    let pool = caches.pools.get(&namespace, &name);
     let strays = deployment.status.as_ref().map(|status| status.stray_pods.clone()).unwrap_or_default();
     let prefetches = prefetches(&deployment, caches);
     let found = Found { pods, service, slices, config_maps, budget, network_policy, pool, strays, prefetches };
@@ -163,8 +163,7 @@ pub async fn observe_live(
     let config_maps = list::<ConfigMap>(client, &namespace, &labelled);
     let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), &namespace);
     let policies = Api::<NetworkPolicy>::namespaced(client.clone(), &namespace);
-    let are_kept = caches.pools.as_ref().is_some_and(|pools| pools.kept().is_some());
-    let pool = async { if are_kept { pool(client, &namespace, &name).await } else { Ok(None) } };
+    let pool = async { if caches.pools.are_listed() { pool(client, &namespace, &name).await } else { Ok(None) } };
     let (fresh, pods, service, slices, mut config_maps, budget, network_policy, pool) = tokio::try_join!(
         deployments.get_opt(&name),
         pods,
