@@ -26,8 +26,8 @@ use crate::{
     prefix_news::PrefixTeller,
     request::{FinishReason, Request, RequestId},
     sched::{
-        Chunk, MAX_STEPS_IN_FLIGHT, Pace, PacedStep, SchedLimits, SchedState, StepEffects, StepOutput, StepPlan, jump,
-        jump_over_draw, put_off, resolve, rows_wanted, schedule,
+        Chunk, MAX_STEPS_IN_FLIGHT, Pace, PacedStep, SchedLimits, SchedState, StepEffects, StepOutput, StepPlan,
+        charge, jump, jump_over_draw, put_off, resolve, rows_wanted, schedule,
     },
     sequence::Sequence,
 };
@@ -290,7 +290,12 @@ impl EngineLoop {
             output
         };
         let now = Instant::now();
-        self.note_pace(&plan, reading.launched_at, now);
+        // A step that was launched behind another one begins when that one is over.
+        let took = now - reading.launched_at.max(std::mem::replace(&mut self.last_over, now));
+        if !plan.chunks.is_empty() {
+            self.note_pace(&plan, took);
+            charge(&mut self.state, &plan, took * self.executor.n_devices());
+        }
         let mut effects = resolve(&mut self.state, plan, output, &self.limits);
         if !read.is_empty() {
             effects.read = read.into_iter().zip(self.executor.take_read()).collect();
@@ -303,15 +308,12 @@ impl EngineLoop {
     }
 
     /// How much of a prompt fits between two tokens, as steps have been of late.
-    fn note_pace(&mut self, plan: &StepPlan, launched_at: Instant, now: Instant) {
-        let begun_at = launched_at.max(std::mem::replace(&mut self.last_over, now));
+    fn note_pace(&mut self, plan: &StepPlan, took: Duration) {
         let n_decodes = plan.chunks.iter().filter(|chunk| !chunk.is_prefill).count();
-        if !plan.chunks.is_empty() {
-            let (n_prefill_tokens, seconds) = (plan.n_prefill_tokens(), (now - begun_at).as_secs_f64());
-            self.pace.note(PacedStep { n_prefill_tokens, n_decodes, seconds });
-            if let Some(target) = self.limits.itl_target {
-                self.limits.prefill_share = self.pace.share(target.time);
-            }
+        let (n_prefill_tokens, seconds) = (plan.n_prefill_tokens(), took.as_secs_f64());
+        self.pace.note(PacedStep { n_prefill_tokens, n_decodes, seconds });
+        if let Some(target) = self.limits.itl_target {
+            self.limits.prefill_share = self.pace.share(target.time);
         }
     }
 

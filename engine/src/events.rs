@@ -2,6 +2,8 @@
 //! memory: once so many events are unread, what follows is held back as one, and a reader too far behind loses its request.
 //! The terminal always has its place.
 
+use std::time::Duration;
+
 use tokio::sync::mpsc::{OwnedPermit, Receiver, Sender, channel, error::TrySendError};
 
 use crate::request::{PositionLogprobs, RequestEvent, TokenId};
@@ -19,8 +21,8 @@ pub(crate) enum StreamMessage {
     Started(u32),
     /// Its first token is about to come.
     Soon,
-    /// Something happened.
-    Event(RequestEvent),
+    /// Something happened, and so much of its devices' time the request had by then.
+    Event(RequestEvent, Duration),
 }
 
 impl StreamMessage {
@@ -28,7 +30,7 @@ impl StreamMessage {
     pub(crate) fn event(self) -> Option<RequestEvent> {
         match self {
             Self::Started(_) | Self::Soon => None,
-            Self::Event(event) => Some(event),
+            Self::Event(event, _) => Some(event),
         }
     }
 }
@@ -55,13 +57,16 @@ pub(crate) struct EventSender {
     /// For what is held back at the end, for text that waited for more tokens, and for the terminal.
     last_three: [OwnedPermit<StreamMessage>; 3],
     held: Delta,
+    /// What the request had of its devices' time, told with every event.
+    pub(crate) device_time: Duration,
 }
 
 /// A request's events: the end for the ledger, and the reader's.
 pub(crate) fn event_channel() -> (EventSender, Receiver<StreamMessage>) {
     let (unread, received) = channel(MAX_UNREAD_EVENTS + 3);
     let place = || unread.clone().try_reserve_owned().expect("a new channel has room");
-    (EventSender { last_three: [place(), place(), place()], unread, held: Delta::default() }, received)
+    let last_three = [place(), place(), place()];
+    (EventSender { last_three, unread, held: Delta::default(), device_time: Duration::ZERO }, received)
 }
 
 impl EventSender {
@@ -77,14 +82,14 @@ impl EventSender {
 
     /// Sends what was read of the prompt, before any text: there is room then.
     pub(crate) fn prompt(&self, read: RequestEvent) {
-        let _ = self.unread.try_send(StreamMessage::Event(read));
+        let _ = self.unread.try_send(StreamMessage::Event(read, self.device_time));
     }
 
     /// Sends new text, with what was held back before it. A reader that went away is noticed by its stream's drop.
     pub(crate) fn send(&mut self, delta: Delta) -> Result<(), TooFarBehind> {
         self.held.append(delta);
         match self.unread.try_reserve() {
-            Ok(place) => place.send(std::mem::take(&mut self.held).into()),
+            Ok(place) => place.send(StreamMessage::Event(std::mem::take(&mut self.held).into(), self.device_time)),
             Err(TrySendError::Closed(())) => self.held = Delta::default(),
             Err(TrySendError::Full(())) => {
                 let n_tokens = self.held.tokens.len();
@@ -98,14 +103,15 @@ impl EventSender {
 
     /// Sends the last text and the terminal. That text has no token: it stands alone, so that text behind tokens is the tokens' own.
     pub(crate) fn finish(self, last_text: String, terminal: RequestEvent) {
-        let Self { last_three: [for_held, for_text, for_terminal], held, .. } = self;
+        let Self { last_three: [for_held, for_text, for_terminal], held, device_time, .. } = self;
         if !held.text.is_empty() || !held.tokens.is_empty() {
-            for_held.send(held.into());
+            for_held.send(StreamMessage::Event(held.into(), device_time));
         }
         if !last_text.is_empty() {
-            for_text.send(Delta { text: last_text, ..Delta::default() }.into());
+            let last = Delta { text: last_text, ..Delta::default() };
+            for_text.send(StreamMessage::Event(last.into(), device_time));
         }
-        for_terminal.send(StreamMessage::Event(terminal));
+        for_terminal.send(StreamMessage::Event(terminal, device_time));
     }
 }
 
@@ -122,9 +128,9 @@ impl Delta {
     }
 }
 
-impl From<Delta> for StreamMessage {
+impl From<Delta> for RequestEvent {
     fn from(Delta { text, tokens, logprobs }: Delta) -> Self {
-        Self::Event(RequestEvent::Delta { text, tokens, logprobs })
+        Self::Delta { text, tokens, logprobs }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
         mpsc::{Sender, SyncSender, TrySendError},
     },
     thread::JoinHandle,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::mpsc::Receiver;
@@ -234,11 +234,13 @@ pub struct RequestStream {
     /// What another engine has told of it.
     told: Vec<RequestEvent>,
     cached_tokens: u32,
+    device_time: Duration,
 }
 
 impl RequestStream {
     fn new(id: RequestId, received: Receiver<StreamMessage>, shared: Arc<Shared>) -> Self {
-        Self { id, received, shared, is_finished: false, told: Vec::new(), cached_tokens: 0 }
+        let (told, device_time) = (Vec::new(), Duration::ZERO);
+        Self { id, received, shared, is_finished: false, told, cached_tokens: 0, device_time }
     }
 
     /// The request's name.
@@ -256,6 +258,12 @@ impl RequestStream {
         self.cached_tokens
     }
 
+    /// What it has had of its devices' time, with the event that came last: the sum over the devices, in this engine alone. How a step's
+    /// time is shared is said at [`shares`](crate::sched::shares).
+    pub fn device_time(&self) -> Duration {
+        self.device_time
+    }
+
     /// The next event; `None` after the terminal.
     pub async fn next(&mut self) -> Option<RequestEvent> {
         let mut message = self.received.recv().await;
@@ -269,10 +277,10 @@ impl RequestStream {
                     None => self.received.recv().await,
                     announced => announced,
                 },
-                Some(StreamMessage::Event(_)) | None => break,
+                Some(StreamMessage::Event(..)) | None => break,
             };
         }
-        self.note(message.and_then(StreamMessage::event))
+        self.note(message)
     }
 
     /// The next event, for callers outside an async runtime; `None` after the terminal.
@@ -287,14 +295,18 @@ impl RequestStream {
                 Some(StreamMessage::Soon) => {
                     look_out(|| self.received.try_recv().ok()).or_else(|| self.received.blocking_recv())
                 }
-                Some(StreamMessage::Event(_)) | None => break,
+                Some(StreamMessage::Event(..)) | None => break,
             };
         }
-        self.note(message.and_then(StreamMessage::event))
+        self.note(message)
     }
 
     /// The last defence of "exactly one terminal": a ledger that was lost with its thread can send none.
-    fn note(&mut self, event: Option<RequestEvent>) -> Option<RequestEvent> {
+    fn note(&mut self, message: Option<StreamMessage>) -> Option<RequestEvent> {
+        if let Some(StreamMessage::Event(_, device_time)) = message {
+            self.device_time = device_time;
+        }
+        let event = message.and_then(StreamMessage::event);
         let was_finished = self.is_finished;
         self.is_finished |= matches!(event, None | Some(RequestEvent::Finished { .. }));
         let lost = || RequestEvent::Finished {

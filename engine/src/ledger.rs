@@ -166,8 +166,9 @@ impl Ledger {
 
     /// Tokens of a request that has already ended by a stop string are dropped: it is no longer open.
     fn token(&mut self, sampled: SampledToken, now: Instant) -> Option<RequestId> {
-        let SampledToken { id, token, logprobs } = sampled;
+        let SampledToken { id, token, logprobs, device_time } = sampled;
         let entry = self.open.get_mut(&id)?;
+        entry.events.device_time = device_time;
         entry.usage.completion_tokens += 1;
         self.meters.token(entry.first_token.is_none(), (now - entry.last_token).as_secs_f64(), now);
         entry.first_token.get_or_insert(now);
@@ -257,7 +258,7 @@ mod tests {
         }
 
         fn token(&mut self, id: u64, byte: u8) -> Vec<RequestId> {
-            let token = SampledToken { id: RequestId(id), token: byte.into(), logprobs: None };
+            let token = token_of(id, byte.into());
             self.ledger.apply(StepEffects { tokens: vec![token], ..StepEffects::default() }, self.now)
         }
 
@@ -265,6 +266,10 @@ mod tests {
             let ended = Ended { id: RequestId(id), reason, never_started: false };
             self.ledger.apply(StepEffects { ended: vec![ended], ..StepEffects::default() }, self.now);
         }
+    }
+
+    fn token_of(id: u64, token: u32) -> SampledToken {
+        SampledToken { id: RequestId(id), token, logprobs: None, device_time: Duration::ZERO }
     }
 
     fn drain(received: &mut Receiver<StreamMessage>) -> (String, Vec<RequestEvent>) {
@@ -316,6 +321,21 @@ mod tests {
     }
 
     #[test]
+    fn every_event_tells_what_the_request_had_of_its_devices_by_then() {
+        let mut fixture = Fixture::new();
+        let mut received = fixture.open(1, &["b"]);
+        for (byte, millis) in [(b'a', 3), (b'b', 5)] {
+            let token = SampledToken { device_time: Duration::from_millis(millis), ..token_of(1, byte.into()) };
+            fixture.ledger.apply(StepEffects { tokens: vec![token], ..StepEffects::default() }, fixture.now);
+        }
+        let mut told = Vec::new();
+        while let Ok(StreamMessage::Event(_, device_time)) = received.try_recv() {
+            told.push(device_time.as_millis());
+        }
+        assert_eq!(told, [3, 5, 5], "two tokens and the end, which the second one is");
+    }
+
+    #[test]
     fn text_held_for_a_stop_string_is_shown_when_the_request_ends_otherwise() {
         let mut fixture = Fixture::new();
         let mut received = fixture.open(1, &["bc"]);
@@ -342,7 +362,7 @@ mod tests {
         fixture.ledger.open(RequestId(1), &request, events, fixture.now);
         for id in [1, 2] {
             for token in [97, 256] {
-                let token = SampledToken { id: RequestId(id), token, logprobs: None };
+                let token = token_of(id, token);
                 fixture.ledger.apply(StepEffects { tokens: vec![token], ..StepEffects::default() }, fixture.now);
             }
         }

@@ -9,7 +9,7 @@
 //!            [ computed ............................... ] remaining
 //! ```
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use crate::{
     kv::{BlockHash, BlockTable},
@@ -58,6 +58,8 @@ pub struct Sequence {
     pub leaving: Option<FinishReason>,
     /// It has been in the running queue at least once.
     pub started: bool,
+    /// Its part of the time that devices took for steps, times their number; see [`shares`](crate::sched::shares).
+    pub device_time: Duration,
 }
 
 impl Sequence {
@@ -82,6 +84,7 @@ impl Sequence {
             awaits_mask: false,
             leaving: None,
             started: false,
+            device_time: Duration::ZERO,
             request,
         }
     }

@@ -162,6 +162,7 @@ impl Access {
         if self.head_seconds > 0.0 {
             span.know([("stoker.head_seconds", self.head_seconds.into())]);
         }
+        span.know(self.usage.device_time.map(|time| ("stoker.device_seconds", time.as_secs_f64().into())));
         let texts = [
             ("stoker.deployment", self.deployment.as_str()),
             ("stoker.pod", &self.pod),
@@ -205,11 +206,13 @@ impl Drop for Access {
         if let Some(permit) = self.permit.take() {
             permit.end(&self.usage);
         }
+        let device_seconds = self.usage.device_time.map(|time| time.as_secs_f64());
         tracing::info!(
             tenant,
             prompt_tokens = self.usage.prompt_tokens,
             cached_tokens = self.usage.cached_tokens,
             completion_tokens = self.usage.completion_tokens,
+            device_seconds,
             method = %self.method,
             path = self.path,
             status = code,

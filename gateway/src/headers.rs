@@ -20,7 +20,7 @@ use stoker_crds::{
 use stoker_edge::api_key::API_KEY;
 use stoker_routing::{Chain, Mark};
 
-use crate::{resume::MODEL, tenants::Tenant};
+use crate::{resume::MODEL, tenants::Tenant, usage::DEVICE_SECONDS};
 
 /// By which a request is found in all logs.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -69,6 +69,7 @@ pub fn to_replica(mut headers: HeaderMap, request_id: &HeaderValue, tenant: Opti
     headers.insert(REQUEST_ID, request_id.clone());
     headers.insert(DRAWN, drawn());
     headers.insert(WHOLE, HeaderValue::from_static("marks"));
+    headers.insert(DEVICE_SECONDS, HeaderValue::from_static("marks"));
     copied(&headers)
 }
 
@@ -96,7 +97,8 @@ pub fn changes(sent: &HeaderMap, passed: &HeaderMap) -> Changes {
     let named = |name: &HeaderName| Some((name.clone(), passed.get(name)?.clone()));
     let set: Vec<(HeaderName, HeaderValue)> = [REQUEST_ID, SALT, TENANT, PREFIXES].iter().filter_map(named).collect();
     let is_set = |name: &HeaderName| set.iter().any(|(of, _)| of == name);
-    let stays = |name: &HeaderName| ![ROUTE, RESUME, SALT, TENANT, PREFIXES, DRAWN, WHOLE].contains(name);
+    let stays =
+        |name: &HeaderName| ![ROUTE, RESUME, SALT, TENANT, PREFIXES, DRAWN, WHOLE, DEVICE_SECONDS].contains(name);
     let is_key = |name: &HeaderName| [AUTHORIZATION, API_KEY].contains(name);
     let goes = |name: &&HeaderName| !stays(name) || is_key(name) && !passed.contains_key(*name);
     let removed = sent.keys().filter(goes).filter(|name| !is_set(name)).cloned().collect();
@@ -186,7 +188,8 @@ mod tests {
         let passed = to_replica(sent, &id, None);
         let mut names: Vec<&str> = passed.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
-        assert_eq!(names, ["authorization", "traceparent", "x-request-id", "x-stoker-drawn", "x-stoker-whole"]);
+        let own = ["x-stoker-device-seconds", "x-stoker-drawn", "x-stoker-whole"];
+        assert_eq!(names, [&["authorization", "traceparent", "x-request-id"], &own[..]].concat());
         assert_eq!(passed[DRAWN].to_str().unwrap().split('-').map(str::len).take(2).collect::<Vec<_>>(), [16, 32]);
         assert_eq!(passed[REQUEST_ID], "mine");
     }
@@ -209,10 +212,10 @@ mod tests {
         let own = passed(&tenant(""));
         let name = HeaderValue::from_static("search");
         assert_eq!([own.get(SALT), own.get(TENANT)], [Some(&name); 2], "{own:?}");
-        assert_eq!(own.len(), 5, "{own:?}");
+        assert_eq!(own.len(), 6, "{own:?}");
         let shared = passed(&tenant(", sharesPrefixes: true"));
         assert_eq!([shared.get(SALT), shared.get(TENANT)], [None, Some(&name)], "{shared:?}");
-        assert_eq!(shared.len(), 4, "{shared:?}");
+        assert_eq!(shared.len(), 5, "{shared:?}");
     }
 
     #[test]
@@ -221,6 +224,7 @@ mod tests {
             "x-stoker-route",
             "x-stoker-drawn",
             "x-stoker-whole",
+            "x-stoker-device-seconds",
             "x-stoker-resume",
             "x-stoker-salt",
             "x-stoker-tenant",

@@ -4,7 +4,7 @@
 //!
 //! A mark is a line, `: stoker …`, at the beginning of a line. JSON has no line feed of its own, so nothing else begins like one.
 
-use std::fmt::Write;
+use std::{fmt::Write, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memmem};
@@ -24,6 +24,8 @@ pub struct Journal {
     choices: Vec<Told>,
     is_opened: bool,
     n_tokens: usize,
+    /// What replicas that were lost did for it, as far as they told.
+    lost_time: Duration,
 }
 
 /// What was told of a choice.
@@ -32,6 +34,8 @@ struct Told {
     tokens: Vec<u32>,
     cached: u32,
     has_ended: bool,
+    /// What devices of the replica that makes it now did for it.
+    device_time: Option<Duration>,
 }
 
 /// What can be passed on, and how it stands.
@@ -91,9 +95,13 @@ impl Journal {
         Passed { data, then }
     }
 
-    /// Forgets what was not said, before somebody else goes on.
+    /// Forgets what was not said, before somebody else goes on, who counts device time anew.
     pub fn drop_unsaid(&mut self) {
         self.held.clear();
+        for choice in &mut self.choices {
+            let made = choice.device_time.take().unwrap_or_default();
+            self.lost_time = self.lost_time.saturating_add(made);
+        }
     }
 
     /// Tokens told so far.
@@ -104,7 +112,14 @@ impl Journal {
     /// What the answer cost so far. How long its prompt was, marks do not say.
     pub fn usage(&self) -> Usage {
         let cached_tokens = self.choices.first().map_or(0, |choice| choice.cached);
-        Usage { prompt_tokens: None, cached_tokens, completion_tokens: self.n_tokens as u32 }
+        let device_time = self.device_time();
+        Usage { prompt_tokens: None, cached_tokens, completion_tokens: self.n_tokens as u32, device_time }
+    }
+
+    /// All that replicas' devices did for it, if any told that.
+    fn device_time(&self) -> Option<Duration> {
+        let now = self.choices.iter().filter_map(|choice| choice.device_time);
+        now.chain(Some(self.lost_time).filter(|lost| !lost.is_zero())).reduce(Duration::saturating_add)
     }
 
     /// What was told, for who goes on; `None` if nothing was.
@@ -144,7 +159,12 @@ impl Journal {
         match words.next()? {
             "end" => choice.has_ended = true,
             cached => {
+                let (cached, micros) =
+                    cached.split_once('/').map_or((cached, None), |(cached, micros)| (cached, Some(micros)));
                 choice.cached = cached.parse().ok()?;
+                if let Some(micros) = micros {
+                    choice.device_time = Some(Duration::from_micros(micros.parse().ok()?));
+                }
                 let mut n_new = 0;
                 for token in words {
                     let token = token.parse().ok()?;

@@ -1,8 +1,8 @@
 //! What the gateway counts: families `stoker_gateway_*` in Prometheus' text form.
 
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    CounterVec, Encoder, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder,
 };
 
 /// From 100 µs to a minute.
@@ -44,6 +44,8 @@ pub struct Metrics {
     pub tenant_requests: IntCounterVec,
     /// Tokens of tenants: of prompts, of these cached, and of answers.
     pub tenant_tokens: IntCounterVec,
+    /// Device seconds of tenants.
+    pub tenant_device_seconds: CounterVec,
     /// Requests that were over a limit of their tenant, by which one.
     pub tenant_limited: IntCounterVec,
     /// Requests without a tenant's key or token.
@@ -114,6 +116,14 @@ impl Metrics {
             &["deployment"],
         )?;
         registry.register(Box::new(wait_seconds.clone()))?;
+        let tenant_device_seconds = CounterVec::new(
+            named(
+                "tenant_device_seconds_total",
+                "Time that replicas' devices spent on tenants' requests, times the devices",
+            ),
+            &["tenant"],
+        )?;
+        registry.register(Box::new(tenant_device_seconds.clone()))?;
         let held_seconds = HistogramVec::new(
             histogram("held_seconds", "Time in line, of requests that came while no replica took any", &SECONDS),
             &["deployment"],
@@ -162,6 +172,7 @@ impl Metrics {
             in_flight: gauge("requests_in_flight", "Requests being answered")?,
             tenant_requests: counters("tenant_requests_total", "Requests of tenants by status", &["tenant", "code"])?,
             tenant_tokens: counters("tenant_tokens_total", "Tokens of tenants by kind", &["tenant", "kind"])?,
+            tenant_device_seconds,
             tenant_limited: counters(
                 "tenant_limited_total",
                 "Requests over a limit of their tenant, by which one",

@@ -113,6 +113,10 @@ impl Permit {
         count("prompt", prompt_tokens);
         count("cached", usage.cached_tokens);
         count("completion", usage.completion_tokens);
+        if let Some(time) = usage.device_time {
+            let family = &self.gateway.metrics.tenant_device_seconds;
+            family.with_label_values(&[self.tenant.name.as_str()]).inc_by(time.as_secs_f64());
+        }
     }
 }
 

@@ -36,7 +36,7 @@ use crate::{
     tenants::Tenant,
     turns::{Turn, turn},
     upstream::ReplicaBody,
-    usage::Usage,
+    usage::{Usage, device_time_of},
     vital::{DEAD, Flight, Life, Vital},
     whole::Telling,
 };
@@ -698,6 +698,7 @@ fn relayed(answer: Relayed, mut access: Access, asked: &Asked) -> Response {
     let (mut parts, body) = response.into_parts();
     access.answered(parts.status.as_u16());
     access.usage = parts.extensions.remove().unwrap_or_default();
+    access.usage.device_time = access.usage.device_time.or_else(|| device_time_of(&parts.headers));
     let dialect = is_stream(&parts.headers).then_some(asked.dialect);
     to_client(&mut parts.headers);
     let relay = Relay::new(body, flight, access, dialect, resumable);

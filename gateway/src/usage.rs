@@ -1,11 +1,17 @@
-//! What an answer cost, in tokens: of one that came whole, as its `usage` says; of a stream, as its marks say. Reads nothing else of an
-//! answer.
+//! What an answer cost, in tokens: of one that came whole, as its `usage` says; of a stream, as its marks say. And in device seconds, which
+//! are in the head of the one and in the marks of the other. Reads nothing else of an answer.
 
+use std::time::Duration;
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use bytes::{Buf, BytesMut};
 use memchr::memmem;
 use serde::Deserialize;
 
-/// Tokens of a request and its answer.
+/// Of an answer, device seconds. Of a request, `marks`: marks are to tell them.
+pub const DEVICE_SECONDS: HeaderName = HeaderName::from_static("x-stoker-device-seconds");
+
+/// Tokens of a request and its answer, and what was done for them.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Usage {
     /// Of the prompt; nothing while only an estimate is there.
@@ -14,6 +20,8 @@ pub struct Usage {
     pub cached_tokens: u32,
     /// Of the answer.
     pub completion_tokens: u32,
+    /// Time of replicas' devices; nothing where no replica has told any.
+    pub device_time: Option<Duration>,
 }
 
 /// As the APIs write it: OpenAI's chat and completions, its responses, Anthropic's messages.
@@ -45,8 +53,21 @@ impl Usage {
         // Anthropic does not count cached tokens among those of the prompt.
         let prompt_tokens = Some(written.prompt_tokens.saturating_add(written.cache_read_input_tokens));
         let cached_tokens = details.saturating_add(written.cache_read_input_tokens);
-        Some(Self { prompt_tokens, cached_tokens, completion_tokens: written.completion_tokens })
+        let completion_tokens = written.completion_tokens;
+        Some(Self { prompt_tokens, cached_tokens, completion_tokens, device_time: None })
     }
+}
+
+/// The device seconds that the head of an answer tells.
+pub fn device_time_of(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(DEVICE_SECONDS)?.to_str().ok()?.parse().ok()?;
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+/// As it is told to clients.
+pub fn device_seconds(time: Duration) -> HeaderValue {
+    let seconds = format!("{:.6}", time.as_secs_f64());
+    HeaderValue::from_str(&seconds).expect("digits and a point are visible ASCII")
 }
 
 /// Of an answer that passes in parts and has no marks: its last bytes, where its `usage` is, and how many events it had.
@@ -100,10 +121,25 @@ mod tests {
     }
 
     #[test]
+    fn device_seconds_are_read_as_they_are_written_or_not_at_all() {
+        let of = |value: &str| {
+            device_time_of(&HeaderMap::from_iter([(DEVICE_SECONDS, HeaderValue::from_str(value).unwrap())]))
+        };
+        let time = Duration::from_micros(90_061_000_001);
+        assert_eq!(of(device_seconds(time).to_str().unwrap()), Some(time), "a day and more");
+        for (value, expected) in
+            [("0.000000", Some(Duration::ZERO)), ("-1", None), ("NaN", None), ("1e30", None), ("", None)]
+        {
+            assert_eq!(of(value), expected, "{value}");
+        }
+        assert_eq!(device_time_of(&HeaderMap::new()), None);
+    }
+
+    #[test]
     fn every_api_s_usage_is_read() {
         let of = |body: &str| Usage::of_whole(body.as_bytes());
         let usage = |prompt, cached_tokens, completion_tokens| {
-            Some(Usage { prompt_tokens: Some(prompt), cached_tokens, completion_tokens })
+            Some(Usage { prompt_tokens: Some(prompt), cached_tokens, completion_tokens, device_time: None })
         };
         for (body, expected) in [
             (r#"{"usage":{"prompt_tokens":9,"completion_tokens":4,"total_tokens":13}}"#, usage(9, 0, 4)),

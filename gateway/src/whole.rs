@@ -16,7 +16,7 @@ use crate::{
     relay::SILENCE,
     resume::Resumable,
     search::Loss,
-    usage::Usage,
+    usage::{DEVICE_SECONDS, Usage, device_seconds},
     vital::{DEAD, Flight},
 };
 
@@ -80,6 +80,8 @@ impl Telling {
             *heard = Instant::now();
             access.came();
             let Passed { data, then } = self.resumable.journal.pass(data);
+            // Of a client that leaves, too.
+            access.usage = self.resumable.journal.usage();
             match then {
                 Then::More => {}
                 Then::Done => return Part::All(without_line_feed(data), StatusCode::OK),
@@ -97,7 +99,9 @@ impl Telling {
     fn answered(self, body: Bytes, status: StatusCode) -> (Answered, Flight) {
         let (mut parts, _) = self.response.into_parts();
         parts.status = status;
-        parts.extensions.insert(Usage::of_whole(&body).unwrap_or_else(|| self.resumable.journal.usage()));
+        let told = self.resumable.journal.usage();
+        parts.extensions.insert(Usage { device_time: told.device_time, ..Usage::of_whole(&body).unwrap_or(told) });
+        parts.headers.extend(told.device_time.map(|time| (DEVICE_SECONDS, device_seconds(time))));
         (Answered::from_parts(parts, Either::Right(Full::new(body))), self.flight)
     }
 }

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use proptest::prelude::*;
 
@@ -41,8 +43,29 @@ fn what_a_replica_says_of_its_own_end_is_not_passed_on() {
 }
 
 #[test]
+fn device_time_is_that_of_all_choices_and_of_all_replicas_that_made_them() {
+    let of = |journal: &Journal| journal.usage().device_time.map(|time| time.as_micros());
+    let mut journal = Journal::new(true);
+    pass(&mut journal, ": stoker opened\n: stoker 0 7 5\n");
+    assert_eq!(of(&journal), None, "an agent that tells none has not said that it is nothing");
+    pass(&mut journal, ": stoker 0 7/300 6\n: stoker 1 7/200 5\n: stoker 0 7/450 8\n");
+    assert_eq!((of(&journal), journal.usage().cached_tokens, journal.n_tokens()), (Some(650), 7, 4));
+    journal.drop_unsaid();
+    assert_eq!(of(&journal), Some(650), "what was done is done");
+    pass(&mut journal, ": stoker 0 7/100 9\n: stoker 0 7/130 9\n");
+    assert_eq!(of(&journal), Some(780), "the next replica counts from nothing");
+    // Another one is lost; an older one that tells no time goes on.
+    journal.drop_unsaid();
+    pass(&mut journal, ": stoker 0 7 9\n: stoker done\n");
+    assert_eq!(journal.usage().device_time, Some(Duration::from_micros(780)));
+    assert!(!journal.told("v").unwrap().contains('/'), "who goes on is told of tokens only");
+}
+
+#[test]
 fn a_mark_that_is_none_ends_it() {
-    for mark in ["x", "0", "0 x", "0 0 x", "-1 0 5", "70000 0 5", "0 0 4294967296"] {
+    for mark in
+        ["x", "0", "0 x", "0 0 x", "-1 0 5", "70000 0 5", "0 0 4294967296", "0 0/ 5", "0 /1 5", "0 0/-1 5", "0 0/1/2 5"]
+    {
         assert_eq!(pass(&mut Journal::new(true), &format!(": stoker {mark}\n")).1, Then::Unreadable, "{mark}");
     }
     assert_eq!(Journal::new(true).pass(Bytes::from_static(b": stoker \xff\n")).then, Then::Unreadable);

@@ -278,7 +278,8 @@ impl Conversation {
 
     /// The answer came, whole.
     pub async fn answered(&mut self, status: &str, body: &str) -> Result<()> {
-        let answer = [(":status", status), ("content-type", "application/json")];
+        let device_seconds = ("x-stoker-device-seconds", "2.000000");
+        let answer = [(":status", status), ("content-type", "application/json"), device_seconds];
         self.say(Said::ResponseHeaders(head(&answer, false))).await?;
         let told = self.told().await?;
         ensure!(matches!(told.told, Some(Told::ResponseHeaders(_))), "{told:?}");

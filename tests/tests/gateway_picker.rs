@@ -451,6 +451,7 @@ async fn a_tenant_s_key_opens_and_goes_no_further() -> Result<()> {
     conversation.answered("200", r#"{"usage":{"prompt_tokens":9,"completion_tokens":4}}"#).await?;
     drop(conversation);
     rig.counts("tenant_tokens_total{kind=\"completion\",tenant=\"search\"}", 4).await?;
+    rig.counts("tenant_device_seconds_total{tenant=\"search\"}", 2).await?;
     rig.pick(&known, &chat("Hi")).await?.unwrap();
     assert!(!rig.gateway.log().contains("key-of-search"));
     Ok(())

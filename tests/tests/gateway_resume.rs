@@ -91,7 +91,14 @@ async fn attempt(blow: Blow, told: Told, gateway_args: &[&str]) -> Result<Option
     let unsure = fleet.counted("stoker_gateway_resumed_total", "exact=\"false\"").await?;
     assert_eq!(unsure, 0.0, "{blow:?}: {resumed} went on, {unsure} of them unsure");
     assert_eq!(fleet.counted("stoker_gateway_answers_cut_total", "").await?, 0.0);
-    Ok((resumed >= 1.0).then(|| fleet.gateway.log()))
+    if resumed == 0.0 {
+        return Ok(None);
+    }
+    let went_on = |line: &Value| line["resumes"].as_u64() >= Some(1) && line["ending"] == "whole";
+    let line = fleet.gateway.access_line(went_on).await?;
+    let [device_seconds, seconds] = ["device_seconds", "seconds"].map(|name| line[name].as_f64().unwrap());
+    assert!(device_seconds > 0.0 && device_seconds <= seconds, "of both replicas, one after the other: {line}");
+    Ok(Some(fleet.gateway.log()))
 }
 
 #[tokio::test]

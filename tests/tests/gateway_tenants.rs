@@ -183,7 +183,11 @@ async fn a_limit_is_one_tenant_s_and_says_when_to_come_back() -> Result<()> {
 #[tokio::test]
 async fn what_a_tenant_used_is_counted_whole_and_streamed() -> Result<()> {
     let rig = Rig::start(&[("search", ""), ("other", "")]).await?;
-    let whole: Value = rig.ask("search", &body("Tell me a story.", 20)).send().await?.json().await?;
+    let begun = Instant::now();
+    let answer = rig.ask("search", &body("Tell me a story.", 20)).send().await?;
+    let told: f64 = answer.headers()["x-stoker-device-seconds"].to_str()?.parse()?;
+    assert!(told > 0.0 && told < begun.elapsed().as_secs_f64(), "{told}");
+    let whole: Value = answer.json().await?;
     let mut streamed = body("Tell me a story.", 30);
     streamed["stream"] = json!(true);
     rig.ask("search", &streamed).send().await?.text().await?;
@@ -200,6 +204,18 @@ async fn what_a_tenant_used_is_counted_whole_and_streamed() -> Result<()> {
     assert_eq!(rig.counted("stoker_gateway_tenant_requests_total{code=\"200\",tenant=\"search\"}").await?, 2.0);
     let line = rig.gateway.access_line(|line| line["completion_tokens"] == 20).await?;
     assert_eq!((&line["tenant"], &line["prompt_tokens"]), (&json!("search"), &whole["usage"]["prompt_tokens"]));
+    let seconds = |line: &Value| line["device_seconds"].as_f64().unwrap();
+    assert!((seconds(&line) - told).abs() < 1e-6, "{line}");
+    let streamed = rig.gateway.access_line(|line| line["completion_tokens"] == 30).await?;
+    assert!(seconds(&streamed) > 0.0 && seconds(&streamed) < streamed["seconds"].as_f64().unwrap(), "{streamed}");
+    let all = rig.counted("stoker_gateway_tenant_device_seconds_total{tenant=\"search\"}").await?;
+    assert!((all - seconds(&line) - seconds(&streamed)).abs() < 1e-6, "{all}: {line} {streamed}");
+    let embedded = json!({"model": "ember", "input": ["Once", "upon a time"]});
+    let client = Client::new().post(rig.gateway.url("/v1/embeddings")).bearer_auth("key-of-other").json(&embedded);
+    let answer = client.send().await?;
+    let told: f64 = answer.headers()["x-stoker-device-seconds"].to_str()?.parse()?;
+    let line = rig.gateway.access_line(|line| line["path"] == "/v1/embeddings").await?;
+    assert!(told > 0.0 && seconds(&line) == told, "{told}: {line}");
     Ok(())
 }
 

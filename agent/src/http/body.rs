@@ -200,7 +200,7 @@ impl<A: Answer> Streaming<A> {
             self.last_texts.insert(index, frames);
             return Piece { frames: Bytes::new(), mark: Mark::Nothing };
         }
-        Piece { frames, mark: Mark::More { index, cached: self.choices.cached_tokens(index), tokens } }
+        Piece { frames, mark: self.choices.more(index, tokens) }
     }
 
     fn fail(&mut self, why: &FinishReason) -> Piece {

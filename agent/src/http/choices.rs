@@ -1,6 +1,9 @@
 //! The open sequences of one HTTP request: merges their events and ends them all when it is dropped, which is what
 //! happens when the client goes away. Decides nothing and formats nothing.
 
+use std::time::Duration;
+
+use axum::http::{HeaderName, HeaderValue};
 use futures::{
     StreamExt,
     stream::{self, BoxStream, SelectAll},
@@ -14,7 +17,7 @@ use crate::{
     http::{
         error::ApiError,
         extract::Arrival,
-        passage::Drawn,
+        passage::{Drawn, Mark},
         stream::finish_name,
         usage::{UsageBody, UsageSum},
     },
@@ -31,6 +34,8 @@ pub(crate) struct Choices {
     told: Vec<(u32, RequestEvent)>,
     /// Tokens of each one's prompt that were cached.
     cached: Vec<u32>,
+    /// What each one had of its devices' time.
+    device_time: Vec<Duration>,
     is_marked: bool,
     /// Holds the drain open until the answer has been written or given up.
     open: Arrival,
@@ -40,6 +45,7 @@ pub(crate) struct Choices {
 struct Numbered {
     index: u32,
     cached_tokens: u32,
+    device_time: Duration,
     event: RequestEvent,
 }
 
@@ -83,8 +89,9 @@ impl Choices {
         });
         let told = told.collect();
         let events = streams.into_iter().zip(0..).map(|(stream, index)| numbered(stream, index)).collect();
-        let (cached, is_marked) = (vec![0; n_choices as usize], open.passage.is_marked());
-        Ok(Self { events, first: None, n_choices, told, cached, is_marked, open })
+        let (cached, device_time) = (vec![0; n_choices as usize], vec![Duration::ZERO; n_choices as usize]);
+        let is_marked = open.passage.is_marked();
+        Ok(Self { events, first: None, n_choices, told, cached, device_time, is_marked, open })
     }
 
     /// What was drawn for the request by who passed it on.
@@ -117,9 +124,15 @@ impl Choices {
         self.open.passage.told.take().map(|_| std::mem::take(&mut self.told))
     }
 
-    /// Tokens of a choice's prompt that were cached, once it has begun.
-    pub(crate) fn cached_tokens(&self, index: u32) -> u32 {
-        self.cached[index as usize]
+    /// The mark of new tokens of a choice.
+    pub(crate) fn more(&self, index: u32, tokens: Vec<TokenId>) -> Mark {
+        let device_time = self.open.passage.tells_device_time.then(|| self.device_time[index as usize]);
+        Mark::More { index, cached: self.cached[index as usize], device_time, tokens }
+    }
+
+    /// What all of them had of their devices' time, once they have ended.
+    pub(crate) fn device_time(&self) -> [(HeaderName, HeaderValue); 1] {
+        self.open.device_time.header()
     }
 
     /// Whether what ended a choice was the replica's own end.
@@ -152,8 +165,12 @@ impl Choices {
         match self.first.take() {
             Some(first) => Some(first),
             None => {
-                let Numbered { index, cached_tokens, event } = self.events.next().await?;
+                let Numbered { index, cached_tokens, device_time, event } = self.events.next().await?;
                 self.cached[index as usize] = cached_tokens;
+                self.device_time[index as usize] = device_time;
+                if matches!(event, RequestEvent::Finished { .. }) {
+                    self.open.device_time.add(device_time);
+                }
                 if let Some(span) = &mut self.open.span {
                     span.note(index, &event);
                 }
@@ -163,7 +180,7 @@ impl Choices {
     }
 
     /// Waits for all sequences to end.
-    pub(crate) async fn collect(mut self, usage: UsageSum) -> Result<(Vec<Completion>, UsageBody), ApiError> {
+    pub(crate) async fn collect(&mut self, usage: UsageSum) -> Result<(Vec<Completion>, UsageBody), ApiError> {
         let mut collected = Collected::new(self.n_choices, usage);
         let mut told = self.take_told().unwrap_or_default().into_iter();
         while let Some((index, event)) = match told.next() {
@@ -238,7 +255,8 @@ impl Collected {
 fn numbered(stream: RequestStream, index: u32) -> BoxStream<'static, Numbered> {
     let next = move |mut stream: RequestStream| async move {
         let event = stream.next().await?;
-        Some((Numbered { index, cached_tokens: stream.cached_tokens(), event }, stream))
+        let (cached_tokens, device_time) = (stream.cached_tokens(), stream.device_time());
+        Some((Numbered { index, cached_tokens, device_time, event }, stream))
     };
     stream::unfold(stream, next).boxed()
 }

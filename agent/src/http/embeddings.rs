@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use axum::{Json, extract::State};
+use axum::{Json, extract::State, response::IntoResponse};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
@@ -72,7 +72,7 @@ enum Vector {
 pub(crate) async fn create(
     State(replica): State<Arc<Replica>>,
     Admitted { open, mut fields }: Admitted,
-) -> Result<Json<Embeddings>, ApiError> {
+) -> Result<impl IntoResponse, ApiError> {
     let served = replica.served()?;
     generate::check_model(&mut fields, &replica.settings().served_names)?;
     let finish = Finish::take(&mut fields, &served)?;
@@ -92,12 +92,13 @@ pub(crate) async fn create(
     let vectors = prompts.into_iter().map(|prompt| vector_of(&served, &open, Request { prompt, ..template.clone() }));
     let vectors: Vec<Vec<f32>> = stream::iter(vectors).buffered(AT_ONCE).try_collect().await?;
     let entry = |(index, vector)| Entry { object: "embedding", index, embedding: finish.of(vector) };
-    Ok(Json(Embeddings {
+    let embeddings = Embeddings {
         object: "list",
         data: vectors.into_iter().enumerate().map(entry).collect(),
         model: replica.settings().served_names[0].clone(),
         usage: PromptUsage::of(n_tokens),
-    }))
+    };
+    Ok((open.device_time.header(), Json(embeddings)))
 }
 
 fn check_number(n_texts: usize) -> Result<(), ApiError> {
@@ -134,6 +135,7 @@ pub(crate) async fn vector_of(served: &Served, open: &Arrival, request: Request)
             RequestEvent::Prompt(_) | RequestEvent::Delta { .. } | RequestEvent::Finished { .. } => {}
         }
     }
+    open.device_time.add(events.device_time());
     vector.ok_or_else(|| open.failed(&stopped()))
 }
 

@@ -15,6 +15,7 @@ use stoker_engine::FinishReason;
 use crate::{
     admit::{Asked, admit},
     http::{
+        device_time::DeviceTime,
         error::ApiError,
         fields::Fields,
         passage::{Passage, TOLD_BYTES_MAX},
@@ -62,6 +63,8 @@ pub(crate) struct Arrival {
     pub(crate) passage: Passage,
     /// Its part of a trace.
     pub(crate) span: Option<RequestSpan>,
+    /// What it had of its devices.
+    pub(crate) device_time: DeviceTime,
 }
 
 impl Arrival {
@@ -91,7 +94,8 @@ impl FromRequest<Arc<Replica>> for Admitted {
                 let bytes_max = MAX_BODY_BYTES + n_told.min(TOLD_BYTES_MAX);
                 let mut body = read_body(request, bytes_max).await?.freeze();
                 passage.take_told(&mut body, n_told)?;
-                Ok(Self { open: Arrival { open, passage, span }, fields: fields_of(body).await? })
+                let arrival = Arrival { open, passage, span, device_time: DeviceTime::default() };
+                Ok(Self { open: arrival, fields: fields_of(body).await? })
             }
             Err(refused) => {
                 discard(request).await;

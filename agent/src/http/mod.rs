@@ -8,6 +8,7 @@ mod chat;
 mod chat_answer;
 mod choices;
 mod completions;
+mod device_time;
 mod embeddings;
 mod error;
 mod extract;

@@ -8,13 +8,15 @@
 //! x-stoker-prefixes: BYTES END:NAME...  what gateways call beginnings of its prompt, to hear which of them are cached ([`Prefixes`])
 //! x-stoker-salt: NAME               whose request it is: prompts cached for others are not for it
 //! x-stoker-tenant: NAME             whose request it is: what is kept for others is not found by it (`responses/owner.rs`)
+//! x-stoker-device-seconds: marks    marks are to tell what choices had of their devices' time (`device_time.rs`)
 //! x-stoker-model: VOCABULARY-BITS   of an answer: whose tokens it tells, and with which bits logits are computed ("" if not promised)
 //! ```
 //! Marks are comments, one behind all that is written at a time: what has no mark behind it was not said.
 //!
 //! ```text
 //! : stoker opened                 what opens the answer
-//! : stoker INDEX CACHED TOKEN...  more of a choice: its new tokens; of its prompt, so many were cached
+//! : stoker INDEX CACHED TOKEN...  more of a choice: its new tokens; of its prompt, so many were cached. CACHED/MICROS where it is asked for:
+//!                                 what this replica's devices did for the choice by then, in microseconds
 //! : stoker INDEX end              the end of a choice
 //! : stoker done                   the end of the answer
 //! : stoker elsewhere              this replica ends it; another one may go on
@@ -22,7 +24,7 @@
 //! : stoker                        nothing that matters
 //! ```
 
-use std::{fmt::Write, sync::Arc};
+use std::{fmt::Write, sync::Arc, time::Duration};
 
 use axum::http::{HeaderMap, HeaderName, StatusCode};
 use bytes::Bytes;
@@ -31,7 +33,7 @@ use serde::Deserialize;
 use stoker_crds::kv_events::PREFIXES_HEADER;
 use stoker_engine::{Resume, TokenId};
 
-use crate::http::{error::ApiError, prefixes::Prefixes};
+use crate::http::{device_time::DEVICE_SECONDS, error::ApiError, prefixes::Prefixes};
 
 const DRAWN: HeaderName = HeaderName::from_static("x-stoker-drawn");
 const WHOLE: HeaderName = HeaderName::from_static("x-stoker-whole");
@@ -54,6 +56,8 @@ pub(crate) struct Passage {
     pub(crate) salt: Option<Arc<str>>,
     /// Whether its answer has marks where it is not streamed, too.
     pub(crate) tells_whole: bool,
+    /// Whether marks tell device time.
+    pub(crate) tells_device_time: bool,
     /// What gateways call beginnings of its prompt.
     pub(crate) prefixes: Prefixes,
 }
@@ -102,12 +106,13 @@ impl Passage {
             n_bytes.ok_or_else(|| malformed("x-stoker-resume is a number of bytes, beside x-stoker-drawn"))?;
         let salt = text(SALT).filter(|salt| !salt.is_empty()).map(Arc::from);
         let tells_whole = drawn.is_some() && text(WHOLE) == Some("marks");
+        let tells_device_time = text(DEVICE_SECONDS) == Some("marks");
         let prefixes = match text(PREFIXES) {
             Some(sent) => Prefixes::parse(sent)
                 .ok_or_else(|| malformed("x-stoker-prefixes is BYTES END:NAME END:NAME..., with ends that rise"))?,
             None => Prefixes::default(),
         };
-        Ok((Self { drawn, told: None, salt, tells_whole, prefixes }, n_bytes))
+        Ok((Self { drawn, told: None, salt, tells_whole, tells_device_time, prefixes }, n_bytes))
     }
 
     /// Takes what is told off the body.
@@ -172,7 +177,7 @@ fn malformed(what: &str) -> ApiError {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Mark {
     Opened,
-    More { index: u32, cached: u32, tokens: Vec<TokenId> },
+    More { index: u32, cached: u32, device_time: Option<Duration>, tokens: Vec<TokenId> },
     End { index: u32 },
     Done,
     Elsewhere,
@@ -187,8 +192,11 @@ impl Mark {
         // Writing to a string does not fail.
         let _ = match self {
             Self::Opened => write!(line, " opened"),
-            Self::More { index, cached, tokens } => {
-                let head = write!(line, " {index} {cached}");
+            Self::More { index, cached, device_time, tokens } => {
+                let head = match device_time {
+                    Some(time) => write!(line, " {index} {cached}/{}", time.as_micros()),
+                    None => write!(line, " {index} {cached}"),
+                };
                 tokens.iter().try_fold(head, |_, token| Ok(write!(line, " {token}"))).and_then(|last| last)
             }
             Self::End { index } => write!(line, " {index} end"),
@@ -256,7 +264,9 @@ mod tests {
     fn marks_are_comments() {
         let frames = Bytes::from("data: 1\n\n");
         let text = |mark: Mark| String::from_utf8(mark.behind(&frames).to_vec()).unwrap();
-        assert_eq!(text(Mark::More { index: 1, cached: 32, tokens: vec![7, 8] }), "data: 1\n\n: stoker 1 32 7 8\n");
+        let more = |device_time| Mark::More { index: 1, cached: 32, device_time, tokens: vec![7, 8] };
+        assert_eq!(text(more(None)), "data: 1\n\n: stoker 1 32 7 8\n");
+        assert_eq!(text(more(Some(Duration::from_nanos(1_234_567)))), "data: 1\n\n: stoker 1 32/1234 7 8\n");
         assert_eq!(text(Mark::End { index: 0 }), "data: 1\n\n: stoker 0 end\n");
         assert_eq!(text(Mark::Nothing), "data: 1\n\n: stoker\n");
     }

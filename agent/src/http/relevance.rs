@@ -361,6 +361,7 @@ async fn first(mut stream: stoker_engine::RequestStream, open: &Arrival) -> Resu
             RequestEvent::Prompt(_) | RequestEvent::Embedding(_) | RequestEvent::Finished { .. } => {}
         }
     }
+    open.device_time.add(stream.device_time());
     told.ok_or_else(|| open.failed(&stopped()))
 }
 

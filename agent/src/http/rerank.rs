@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::{Json, extract::State};
+use axum::{Json, extract::State, response::IntoResponse};
 use serde::Serialize;
 
 use crate::{
@@ -44,7 +44,7 @@ struct Document {
 pub(crate) async fn create(
     State(replica): State<Arc<Replica>>,
     Admitted { open, mut fields }: Admitted,
-) -> Result<Json<Reranked>, ApiError> {
+) -> Result<impl IntoResponse, ApiError> {
     let served = replica.served()?;
     generate::check_model(&mut fields, &replica.settings().served_names)?;
     let query = Side { field: "query", texts: vec![fields.require::<WireText>("query")?.into_text()] };
@@ -58,12 +58,13 @@ pub(crate) async fn create(
     fields.finish()?;
     let scores = comparison.scores(&served, &open, &pairs).await?;
     let texts = returns_documents.then(|| pairs.documents());
-    Ok(Json(Reranked {
+    let reranked = Reranked {
         id: naming.id("rerank"),
         model: replica.settings().served_names[0].clone(),
         usage: PromptUsage::of(scores.prompt_tokens),
         results: ranked(&scores.of_pairs, top_n.map(|top_n| top_n as usize), texts),
-    }))
+    };
+    Ok((open.device_time.header(), Json(reranked)))
 }
 
 /// Best first; of equals, who was sent first.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::{Json, extract::State};
+use axum::{Json, extract::State, response::IntoResponse};
 use serde::Serialize;
 
 use crate::{
@@ -44,7 +44,7 @@ struct Score {
 pub(crate) async fn create(
     State(replica): State<Arc<Replica>>,
     Admitted { open, mut fields }: Admitted,
-) -> Result<Json<Scored>, ApiError> {
+) -> Result<impl IntoResponse, ApiError> {
     let served = replica.served()?;
     generate::check_model(&mut fields, &replica.settings().served_names)?;
     let pairs = take_pairs(&mut fields)?;
@@ -53,14 +53,15 @@ pub(crate) async fn create(
     fields.finish()?;
     let scores = comparison.scores(&served, &open, &pairs).await?;
     let score = |(index, score)| Score { index, object: "score", score };
-    Ok(Json(Scored {
+    let scored = Scored {
         id: naming.id("score"),
         object: "list",
         created: naming.created,
         model: replica.settings().served_names[0].clone(),
         data: scores.of_pairs.into_iter().enumerate().map(score).collect(),
         usage: PromptUsage::of(scores.prompt_tokens),
-    }))
+    };
+    Ok((open.device_time.header(), Json(scored)))
 }
 
 /// By the names that are there; those of the first if none are.

@@ -41,14 +41,18 @@ impl<W> Writing<W> {
 }
 
 /// The response with all of these choices.
-pub(crate) async fn whole<B, W>(choices: Choices, usage: UsageSum, writing: Writing<W>) -> Result<Response, ApiError>
+pub(crate) async fn whole<B, W>(
+    mut choices: Choices,
+    usage: UsageSum,
+    writing: Writing<W>,
+) -> Result<Response, ApiError>
 where
     B: Serialize,
     W: FnOnce(Vec<Completion>, UsageBody) -> B + Send + 'static,
 {
     if !choices.tells_whole() {
         let (completions, usage) = choices.collect(usage).await?;
-        return Ok(Json((writing.answer)(completions, usage)).into_response());
+        return Ok((choices.device_time(), Json((writing.answer)(completions, usage))).into_response());
     }
     let model = model_header(&choices);
     let collected = Collected::new(choices.n_choices(), usage);
@@ -110,7 +114,7 @@ impl<B: Serialize, W: FnOnce(Vec<Completion>, UsageBody) -> B> Telling<W> {
             };
             match taken {
                 Ok(Some((index, Taken::Tokens(tokens)))) => {
-                    break Mark::More { index, cached: self.choices.cached_tokens(index), tokens };
+                    break self.choices.more(index, tokens);
                 }
                 Ok(Some((_, Taken::End))) if self.collected.is_whole() => return self.end(),
                 Ok(Some((index, Taken::End))) => break Mark::End { index },

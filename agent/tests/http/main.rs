@@ -8,6 +8,7 @@ mod answers;
 mod anthropic;
 mod chat;
 mod completions;
+mod device_time;
 mod fields;
 mod layouts;
 mod life;

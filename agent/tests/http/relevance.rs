@@ -168,6 +168,25 @@ async fn a_model_of_embeddings_compares_them() {
 }
 
 #[tokio::test]
+async fn heads_tell_what_devices_did_for_all_texts_of_a_request() {
+    let [reranker, embedder] = ["rerank/qwen3-logits", "embeddings/qwen3-last"].map(|name| Agent::of(engine(name)));
+    let pairs = json!({"queries": "a", "documents": ["b", "c"]});
+    for (agent, path, body) in [
+        (&reranker, "/score", pairs.clone()),
+        (&reranker, "/rerank", json!({"query": "a", "documents": ["b", "c"]})),
+        (&embedder, "/score", pairs),
+        (&embedder, "/v1/embeddings", json!({"input": ["a", "b"]})),
+    ] {
+        let begun = std::time::Instant::now();
+        let response = agent.send("POST", path, &body.to_string()).await;
+        let passed = begun.elapsed().as_secs_f64();
+        assert_eq!(response.status(), 200, "{path}");
+        let told: f64 = response.headers()["x-stoker-device-seconds"].to_str().unwrap().parse().unwrap();
+        assert!(told > 0.0 && told <= passed, "{path}: {told} in {passed}");
+    }
+}
+
+#[tokio::test]
 async fn what_cannot_be_compared_is_refused_by_name() {
     let reranker = Agent::of(engine("rerank/qwen3-logits"));
     let texts = |n: usize| json!(vec!["x"; n]);

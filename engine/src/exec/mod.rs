@@ -33,6 +33,11 @@ pub trait Executor: Send {
         1
     }
 
+    /// Devices that compute each step together, by which its time counts; 1 where the host computes.
+    fn n_devices(&self) -> u32 {
+        1
+    }
+
     /// What it gives beside tokens.
     fn abilities(&self) -> Abilities {
         Abilities::default()

@@ -42,6 +42,8 @@ pub struct SimScript {
     pub notice: Option<Duration>,
     /// Steps that may be in flight; 1 or 2.
     pub max_steps_in_flight: usize,
+    /// Devices that it is on.
+    pub n_devices: u32,
 }
 
 impl Default for SimScript {
@@ -53,6 +55,7 @@ impl Default for SimScript {
             fail_at_step: None,
             notice: None,
             max_steps_in_flight: 1,
+            n_devices: 1,
         }
     }
 }
@@ -122,6 +125,10 @@ impl SimExecutor {
 impl Executor for SimExecutor {
     fn max_steps_in_flight(&self) -> usize {
         self.script.max_steps_in_flight
+    }
+
+    fn n_devices(&self) -> u32 {
+        self.script.n_devices
     }
 
     /// The simulated device works on its own: a step begins when the one before it is over.

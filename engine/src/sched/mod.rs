@@ -4,6 +4,7 @@
 //! A step may be planned while the one before it is still being computed. Then its decodes do not know their input yet:
 //! they name the entry of the step before that samples it ([`ChunkInput::Fed`]).
 
+mod device_time;
 mod forecast;
 mod invariants;
 mod jump;
@@ -21,6 +22,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
+pub use device_time::{charge, shares};
 pub use jump::{jump, jump_over_draw};
 pub use lengths::Lengths;
 pub use pace::{ItlTarget, Pace, PacedStep};

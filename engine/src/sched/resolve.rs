@@ -5,7 +5,7 @@
 //! order of their launch, so what the step in flight still writes into its blocks is overwritten by whoever gets them
 //! next. The token that step samples for it is thrown away when it comes.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 use super::{SchedLimits, SchedState, Started, StepPlan, prefix};
 use crate::{
@@ -55,6 +55,8 @@ pub struct SampledToken {
     pub token: TokenId,
     /// Set when the request asked for log-probabilities.
     pub logprobs: Option<RawLogprobs>,
+    /// Of its sequence, until and with the step that drew it.
+    pub device_time: Duration,
 }
 
 /// Log-probabilities at one position, without texts.
@@ -118,13 +120,17 @@ pub fn resolve(state: &mut SchedState, plan: StepPlan, output: StepOutput, limit
 /// Finds sequences by id. The plan's order is nearly the queue's, so the search begins where the last one ended: a
 /// whole step costs about one pass.
 #[derive(Default)]
-struct Finder {
+pub(super) struct Finder {
     next_idx: usize,
 }
 
 impl Finder {
     /// `None`: the sequence has ended.
-    fn find<'a>(&mut self, state: &'a mut SchedState, id: RequestId) -> Option<(&'a mut Sequence, &'a mut BlockPool)> {
+    pub(super) fn find<'a>(
+        &mut self,
+        state: &'a mut SchedState,
+        id: RequestId,
+    ) -> Option<(&'a mut Sequence, &'a mut BlockPool)> {
         let SchedState { running, waiting, pool, .. } = state;
         let (before, after) = running.split_at(self.next_idx.min(running.len()));
         let found = after.iter().position(|s| s.id == id).map(|idx| idx + before.len());
@@ -161,7 +167,7 @@ fn take_in(
                 prefix::name_full_blocks(sequence, pool, limits);
             }
             sequence.leaving = finish_reason(sequence, token, limits);
-            told.push(SampledToken { id: sequence.id, token, logprobs });
+            told.push(SampledToken { id: sequence.id, token, logprobs, device_time: sequence.device_time });
         }
     }
 }
@@ -169,8 +175,9 @@ fn take_in(
 /// What had to come is told with the draw behind it: then its prompt has been read, and it has been computed itself.
 fn tell_untold(sequence: &mut Sequence, told: &mut Vec<SampledToken>) {
     let n_untold = std::mem::take(&mut sequence.n_untold);
+    let (id, device_time) = (sequence.id, sequence.device_time);
     let untold = &sequence.tokens[sequence.tokens.len() - n_untold..];
-    told.extend(untold.iter().map(|token| SampledToken { id: sequence.id, token: *token, logprobs: None }));
+    told.extend(untold.iter().map(|token| SampledToken { id, token: *token, logprobs: None, device_time }));
 }
 
 /// Whether the sequence ends with the token it just got. Stop strings are not known here: they need text.

@@ -80,6 +80,25 @@ fn a_request_streams_its_text_and_ends_once() {
     assert_eq!((samples.ttft.len(), samples.itl.len(), samples.requests.len()), (1, 12, 1));
 }
 
+/// What devices did for requests cannot be more than all of them could do in that time, and what they did not do between requests is nobody's.
+#[test]
+fn a_request_has_its_part_of_all_devices_time_and_nothing_of_the_time_between_requests() {
+    let (n_devices, step_time) = (4, Duration::from_millis(2));
+    let engine = start(SimScript { n_devices, step_time, ..SimScript::default() }, EngineLimits::default());
+    for n_requests in [1, 3, 1] {
+        let begun = Instant::now();
+        let mut streams: Vec<_> = (0..n_requests).map(|_| engine.submit(request(100)).unwrap()).collect();
+        for stream in &mut streams {
+            assert_eq!(stream.device_time(), Duration::ZERO, "nothing was computed before its first event");
+            while stream.blocking_next().is_some() {}
+        }
+        let (all, passed) = (streams.iter().map(RequestStream::device_time).sum::<Duration>(), begun.elapsed());
+        assert!(all >= 13 * step_time * n_devices, "{n_requests}: {all:?} for 13 steps, if they shared all");
+        assert!(all <= passed * n_devices, "{n_requests}: {all:?} in {passed:?}");
+        std::thread::sleep(50 * step_time);
+    }
+}
+
 #[test]
 fn a_stop_string_ends_the_text_before_it() {
     let engine = start(SimScript::default(), EngineLimits::default());

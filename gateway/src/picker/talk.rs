@@ -29,7 +29,7 @@ use crate::{
     headers::{ROUTE, request_id},
     permit,
     proxy::is_stream,
-    usage::Tail,
+    usage::{Tail, Usage, device_time_of},
 };
 
 /// Messages that come while a request waits for its turn; a proxy that sends more waits, too.
@@ -300,7 +300,7 @@ impl Passing {
 
     fn ended(&mut self) {
         if self.access.status == StatusCode::OK.as_u16() {
-            self.access.usage = self.tail.usage();
+            self.access.usage = Usage { device_time: self.access.usage.device_time, ..self.tail.usage() };
         }
         self.access.whole();
     }
@@ -329,6 +329,7 @@ impl Passing {
         if let Some((status, headers)) = words::response_head(head) {
             let (flight, now_ms) = (&mut self.picked.flight, self.gateway.now_ms());
             self.access.answered(status.as_u16());
+            self.access.usage.device_time = device_time_of(&headers);
             if is_in_its_place(status, &headers) {
                 flight.vital().breaker(|breaker| breaker.failed(now_ms));
             } else {

@@ -1,6 +1,8 @@
 //! Answers on their way: what a client gets and what is kept of it does not depend on how connections cut it, no mark is passed on, and
 //! without marks no byte is lost.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use rand::{RngExt, rngs::StdRng};
 use stoker_gateway::{
@@ -19,7 +21,7 @@ fn seeds() -> Vec<Vec<u8>> {
     [
         format!("{opened}{CHUNK}: stoker 0 32 5 6\n{CHUNK}: stoker 0 32 7\n: stoker 0 end\n{usage}data: [DONE]\n\n: stoker done\n"),
         format!("{opened}{CHUNK}{CHUNK}: stoker 0 0 5\n: stoker 1 0 6\ndata: {{\"error\":1}}\n\n: stoker elsewhere\n"),
-        format!("{opened}: stoker 0 16 1 2 3\n: stoker 0 16 4\n: stoker 0 end\n{{\"choices\":[],\"usage\":{{\"input_tokens\":1}}}}: stoker done\n"),
+        format!("{opened}: stoker 0 16/250 1 2 3\n: stoker 1 0/7 4\n: stoker 0 16/300 4\n: stoker 0 end\n{{\"choices\":[],\"usage\":{{\"input_tokens\":1}}}}: stoker done\n"),
         format!("{opened}: stoker 0 0 1\n{{\"error\":{{\"code\":500}}}}\n: stoker failed 500\n"),
         format!("event: message_start\n{CHUNK}: keep-alive\n\nevent: ping\r\ndata: {{}}\r\n\r\n: stoker\n{usage}"),
         format!("{CHUNK}{CHUNK}{usage}data: [DONE]\n\n"),
@@ -42,6 +44,8 @@ const WORDS: &[&[u8]] = &[
     b"data: ",
     b"\"usage\":",
     b"4294967295",
+    b"/18446744073709551615",
+    b"/",
     b"\"cache_read_input_tokens\":4294967295,",
 ];
 
@@ -52,6 +56,7 @@ struct Heard {
     then: Then,
     told: Option<String>,
     n_tokens: usize,
+    device_time: Option<Duration>,
 }
 
 fn hear<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Heard {
@@ -64,7 +69,11 @@ fn hear<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Heard {
             break;
         }
     }
-    Heard { passed, then, told: journal.told("v"), n_tokens: journal.n_tokens() }
+    let (told, n_tokens) = (journal.told("v"), journal.n_tokens());
+    let device_time = journal.usage().device_time;
+    journal.drop_unsaid();
+    assert_eq!(journal.usage().device_time.filter(|time| !time.is_zero()), device_time.filter(|time| !time.is_zero()));
+    Heard { passed, then, told, n_tokens, device_time }
 }
 
 fn cut<'a>(stream: &'a [u8], random: &mut StdRng) -> Vec<&'a [u8]> {

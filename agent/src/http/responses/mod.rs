@@ -99,7 +99,7 @@ pub(crate) async fn create(
 }
 
 /// The response when it has ended.
-async fn ended(choices: Choices, usage: UsageSum, growing: Growing) -> Result<Value, ApiError> {
+async fn ended(mut choices: Choices, usage: UsageSum, growing: Growing) -> Result<Value, ApiError> {
     let (completions, usage) = choices.collect(usage).await?;
     Ok(response_of(growing, completions, usage))
 }

@@ -104,6 +104,10 @@ impl Executor for CudaExecutor {
         MAX_STEPS_IN_FLIGHT
     }
 
+    fn n_devices(&self) -> u32 {
+        self.ranks.len() as u32
+    }
+
     fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError> {
         let batch = Batch::new(step, self.limits);
         let shape = batch.shape();

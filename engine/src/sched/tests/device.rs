@@ -2,7 +2,10 @@
 //! position was written to it, and a sampled token is a hash of all slots that the block table names, in order. A
 //! stale, foreign or missing key therefore changes the text.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use crate::{
     kv::BLOCK_TOKENS,
@@ -143,10 +146,31 @@ impl Machine {
     /// Takes in the oldest step in flight.
     pub(super) fn take_in(&mut self) -> StepEffects {
         let Some(plan) = self.in_flight.pop_front() else { return StepEffects::default() };
-        let output = if plan.chunks.is_empty() { StepOutput::default() } else { self.device.finish() };
+        let output = if plan.chunks.is_empty() {
+            StepOutput::default()
+        } else {
+            self.charge(&plan);
+            self.device.finish()
+        };
         let effects = resolve(&mut self.state, plan, output, &self.limits);
         self.state.check(&self.limits);
         effects
+    }
+
+    /// Of a step that took some time: who is there still pays its share, and nobody else anything.
+    fn charge(&mut self, plan: &StepPlan) {
+        self.n_asked += 1;
+        let took = Duration::from_nanos(self.n_asked.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 30);
+        let accounts = |state: &SchedState| -> BTreeMap<RequestId, Duration> {
+            state.running.iter().chain(&state.waiting).map(|sequence| (sequence.id, sequence.device_time)).collect()
+        };
+        let mut expected = accounts(&self.state);
+        for (id, share) in shares(plan, took) {
+            expected.entry(id).and_modify(|account| *account += share);
+        }
+        charge(&mut self.state, plan, took);
+        assert_eq!(accounts(&self.state), expected);
+        assert_eq!(shares(plan, took).map(|(_, share)| share).sum::<Duration>(), took);
     }
 
     /// One round of the engine loop.

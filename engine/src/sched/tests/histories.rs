@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use proptest::prelude::*;
@@ -52,6 +53,7 @@ fn event() -> impl Strategy<Value = Event> {
 #[derive(Debug, Default)]
 struct Outcome {
     tokens: BTreeMap<RequestId, Vec<TokenId>>,
+    device_time: BTreeMap<RequestId, Duration>,
     ended: BTreeMap<RequestId, FinishReason>,
 }
 
@@ -60,6 +62,8 @@ impl Outcome {
         for token in effects.tokens {
             assert!(!self.ended.contains_key(&token.id), "no token after the end");
             self.tokens.entry(token.id).or_default().push(token.token);
+            let before = self.device_time.insert(token.id, token.device_time).unwrap_or_default();
+            assert!(before <= token.device_time, "an account only grows");
         }
         for ended in effects.ended {
             assert!(self.ended.insert(ended.id, ended.reason).is_none(), "exactly one end");

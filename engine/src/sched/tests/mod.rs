@@ -1,6 +1,7 @@
 //! The scheduler as a whole: single facts here, random histories beside.
 
 mod device;
+mod device_time;
 mod histories;
 mod order;
 mod share;
