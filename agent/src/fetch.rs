@@ -21,7 +21,7 @@ use stoker_fetch::{
     suppliers::Told as Holders,
 };
 
-use crate::{config::Settings, http, intent::Authority, replica::Replica, shutdown};
+use crate::{config::Settings, http, intent::Authority, keep::keep, replica::Replica, shutdown};
 
 /// What a process says that SIGTERM ended: 128 and the signal, as a shell does.
 const TERMINATED: i32 = 143;
@@ -107,6 +107,11 @@ pub struct FetchArgs {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
     connections: u8,
 
+    /// Once the model is there: keep its files in this node's memory until SIGTERM, so that a replica which starts here reads no disk.
+    /// `/readyz` on the admin port answers 200 when all of them are. It ends with an error when a file of it is removed.
+    #[arg(long, conflicts_with = "config")]
+    keep_resident: bool,
+
     /// The agent's configuration file. With it the operator is told how far the fetch is.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -123,7 +128,7 @@ pub struct FetchArgs {
     #[arg(long, env = POD_UID_VARIABLE, value_name = "UID", hide_env_values = true)]
     pod_uid: Option<String>,
 
-    /// Address that the operator asks.
+    /// Address that the operator asks, or whoever asks whether the model is in memory.
     #[arg(long, env = "STOKER_HOST", default_value = "0.0.0.0")]
     host: IpAddr,
 
@@ -155,21 +160,33 @@ pub fn run(args: &FetchArgs) -> anyhow::Result<u8> {
         say_notices(&args.model.to_string(), &progress);
         fetched.with_context(|| format!("fetch {}", args.model))
     });
+    let ended = fetched.and_then(|fetched| {
+        let dir = lead_to(args, &fetched, &progress.at(Instant::now()), begun.elapsed())?;
+        if args.keep_resident {
+            runtime.block_on(keep(args.model.to_string(), &dir, (args.host, args.admin_port)))
+        } else {
+            Ok(0)
+        }
+    });
     // Files that are being hashed when another one failed are of no use any more.
     runtime.shutdown_background();
-    let Fetched { dir, commit } = fetched?;
-    let dir = fs::canonicalize(&dir).with_context(|| format!("find {}", dir.display()))?;
+    ended
+}
+
+/// Lets the link lead to what was fetched, and says how it came and where it is.
+fn lead_to(args: &FetchArgs, fetched: &Fetched, snapshot: &Snapshot, took: Duration) -> anyhow::Result<PathBuf> {
+    let Fetched { dir, commit } = fetched;
+    let dir = fs::canonicalize(dir).with_context(|| format!("find {}", dir.display()))?;
     if let Some(link) = &args.link {
         cache::point(link, &dir)?;
     }
-    let snapshot = progress.at(Instant::now());
     let (bytes_total, given) = (snapshot.bytes_total, snapshot.given());
-    let (gb, seconds) = (bytes_total as f64 / 1e9, begun.elapsed().as_secs_f64());
+    let (gb, seconds) = (bytes_total as f64 / 1e9, took.as_secs_f64());
     let how =
         if bytes_total == 0 { "found".to_owned() } else { format!("fetched {gb:.2} GB in {seconds:.1} s{given}") };
     eprintln!("{}: {how}, commit {commit}", args.model);
     println!("{}", dir.display());
-    Ok(0)
+    Ok(dir)
 }
 
 fn order(args: &FetchArgs) -> Order {

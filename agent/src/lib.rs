@@ -16,6 +16,7 @@ pub mod health;
 pub mod http;
 pub mod identity;
 pub mod intent;
+mod keep;
 pub mod kv_log;
 pub mod lifecycle;
 pub mod metrics;

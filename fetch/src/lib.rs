@@ -3,7 +3,10 @@
 //!
 //! Decisions are plain functions over values: [`choose`] picks files, [`ledger`] knows which bytes are there, [`supply`] says who is asked for
 //! the next ones, [`evict`] picks what goes, [`backoff`] says how long to wait. [`origin`] speaks with servers, one file for each kind,
-//! [`suppliers`] with replicas, [`download`] brings bytes, [`shelf`] is what may be given to others, [`cache`] owns the directory. Nothing here knows Kubernetes, an engine or a command line.
+//! [`suppliers`] with replicas, [`download`] brings bytes, [`shelf`] is what may be given to others, [`cache`] owns the directory,
+//! [`resident`] keeps files of it in memory. Nothing here knows Kubernetes, an engine or a command line.
+
+#![deny(unsafe_code)]
 
 pub mod backoff;
 pub mod cache;
@@ -17,6 +20,7 @@ pub mod ledger;
 pub mod order;
 pub mod origin;
 pub mod progress;
+pub mod resident;
 pub mod shelf;
 pub mod source;
 pub mod suppliers;

@@ -32,6 +32,7 @@ pub mod prometheus;
 pub mod python;
 pub mod readers;
 pub mod registry;
+pub mod resident;
 pub mod resumes;
 pub mod seats;
 pub mod skip;

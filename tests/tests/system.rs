@@ -15,6 +15,7 @@ mod fault_suite;
 mod fetch;
 mod fetch_bucket;
 mod fetch_registry;
+mod fetch_resident;
 mod fetch_web;
 mod gateway_envoy;
 mod gateway_events;
