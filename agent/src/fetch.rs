@@ -295,7 +295,7 @@ impl Told {
         let fetch = Some(FetchReport { bytes_done, bytes_total, bytes_per_second, bytes_from_replicas: bytes_given });
         let holders = self.replica.suppliers().and_then(|suppliers| suppliers.told(Instant::now()));
         let holders = holders.map(|Holders { names, asks }| HoldersReport { told: names, asks });
-        self.replica.note_model(commit.map(|commit| ModelReport { commit, fetch, holders }));
+        self.replica.note_model(commit.map(|commit| ModelReport { commit, bytes: 0, fetch, holders }));
         // Progress or not, it goes on or gives up by itself: it does not hang.
         self.replica.note_load_progress(0.0);
     }

@@ -137,7 +137,13 @@ fn read_config(file: &Path) -> Option<Value> {
 fn fetched(source: &Path) -> Option<ModelReport> {
     let dir = fs::canonicalize(source).ok()?;
     let commit = cache::commit_of(&dir).filter(|commit| is_commit(commit))?.to_owned();
-    Some(ModelReport { commit, fetch: None, holders: None })
+    Some(ModelReport { commit, bytes: file_bytes(&dir), ..ModelReport::default() })
+}
+
+/// Bytes of the files in a directory, or of those that links there lead to.
+fn file_bytes(dir: &Path) -> u64 {
+    let found = fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|entry| fs::metadata(entry.path()).ok());
+    found.filter(fs::Metadata::is_file).map(|file| file.len()).sum()
 }
 
 /// What of it others may have. A model that is in no cache of ours nobody verified.

@@ -49,8 +49,8 @@ pub struct AgentConfig {
     pub drain: DrainSettings,
 }
 
-fn is_zero(count: &u32) -> bool {
-    *count == 0
+fn is_zero<T: Default + PartialEq>(count: &T) -> bool {
+    *count == T::default()
 }
 
 /// How ranks share a model.
@@ -254,11 +254,14 @@ pub struct LoadReport {
 }
 
 /// A model that was fetched, in one replica.
-#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelReport {
     /// Its commit.
     pub commit: String,
+    /// Bytes of its files; 0 while it is fetched, and from agents that do not say.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes: u64,
     /// How far it is, while it is fetched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetch: Option<FetchReport>,

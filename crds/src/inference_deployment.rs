@@ -83,6 +83,12 @@ use crate::{
     ).message(
         "parallelism.tensor shares a model among GPUs, and resources.gpus 0 asks for none, where a replica has one rank: remove resources.gpus, which follows from parallelism.tensor, or remove parallelism"
     ),
+    validation = Rule::new(
+        "!has(self.spec.scaling) || !has(self.spec.scaling.standby) || self.spec.scaling.standby == 0 \
+         || (self.spec.model.source.matches('^(hf|s3|oci|https)://') && (!has(self.spec.model.cache) || !has(self.spec.model.cache.claimName)))"
+    ).message(
+        "scaling.standby is for a model that nodes keep: use a model.source that is fetched (hf://, s3://, oci:// or https://), without model.cache.claimName, or remove standby"
+    ),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]{0,43}[a-z0-9])?$')").message(
         "metadata.name: it names the Service too, so use at most 45 characters: lower-case letters, digits and '-', starting with a letter, ending with a letter or digit"
     )

@@ -46,6 +46,12 @@ pub struct ScalingSpec {
     /// first request until a replica is back, and without one the last replica stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to_zero: Option<ToZero>,
+    /// Nodes with room for a further replica that keep the model in memory, 0 to 16: a replica that starts there reads no disk and no
+    /// network. It takes as much of a node's memory as the model has bytes, and no GPU. For a model that nodes keep: a `model.source` that is
+    /// fetched, without `model.cache.claimName`. Default: 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    #[cfg_attr(feature = "resource", schemars(range(min = 0, max = 16)))]
+    pub standby: u32,
 }
 
 /// Who acts on the decision.
@@ -249,6 +255,14 @@ fn one() -> u32 {
     1
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out references")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
+/// Nodes on standby at most: more are not preferred by replicas to come.
+pub const STANDBY_MAX: u32 = 16;
+
 /// Seconds that `toZero` takes, by field.
 const IDLE_SECONDS: RangeInclusive<u32> = 10..=86_400;
 const WAKE_SECONDS: RangeInclusive<u32> = 1..=3600;
@@ -284,6 +298,12 @@ pub enum SpecError {
         least: u32,
         /// The longest one accepted.
         most: u32,
+    },
+    /// More nodes than replicas to come would look at.
+    #[error("scaling.standby is {nodes}: use 0 to {STANDBY_MAX} nodes")]
+    Standby {
+        /// What was asked.
+        nodes: u32,
     },
     /// A share outside of 0 to 1.
     #[error("scaling.{field} is {value}: use a share above 0 and at most {limit}")]
@@ -348,6 +368,7 @@ impl ScalingSpec {
             prices: Prices::default(),
             behavior: Behavior::default(),
             to_zero: None,
+            standby: 0,
         }
     }
 
@@ -357,6 +378,7 @@ impl ScalingSpec {
         errors.extend(self.target_errors());
         errors.extend(self.behavior_errors());
         errors.extend(self.to_zero.iter().flat_map(|rule| rule.errors(self.mode)));
+        errors.extend((self.standby > STANDBY_MAX).then_some(SpecError::Standby { nodes: self.standby }));
         errors
     }
 
@@ -509,6 +531,12 @@ mod tests {
                 "scaling.toZero.maxWakeSeconds is 0: use 1 to 3600 seconds",
             ]
         );
+    }
+
+    #[test]
+    fn as_many_nodes_stand_by_as_replicas_would_look_at() {
+        let with = |standby| messages(&ScalingSpec { standby, ..ScalingSpec::between(1, 4) });
+        assert_eq!((with(16), with(17)), (vec![], vec!["scaling.standby is 17: use 0 to 16 nodes".to_owned()]));
     }
 
     #[test]

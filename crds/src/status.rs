@@ -47,6 +47,9 @@ pub struct InferenceDeploymentStatus {
     /// What a `model.source` that is fetched turned out to be: all replicas get this commit, until the source is another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelStatus>,
+    /// Nodes that have the model in memory for replicas to come; absent without `spec.scaling.standby`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<StandbyStatus>,
     /// Base URL for OpenAI clients inside the cluster.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub url: String,
@@ -198,6 +201,23 @@ pub struct PrefetchStatus {
     pub refused: Option<String>,
 }
 
+/// Nodes that have the model in memory although no replica that serves needs it there: further replicas start warm on them.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StandbyStatus {
+    /// The revision whose model it is.
+    pub revision: String,
+    /// Nodes that are to have it.
+    pub wanted: i32,
+    /// Those of them that have it by now, and room for a further replica.
+    pub ready: i32,
+    /// The same in words, with what is missing for more.
+    pub message: String,
+    /// What the API server said when it refused a pod that was to keep it: then replicas start cold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
+}
+
 /// A revision that was given up.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -237,6 +257,9 @@ pub struct ModelStatus {
     /// What the source was when the first replica asked: a hub's commit, the SHA-256 of a registry's manifest, or of names, sizes and
     /// ETags of a bucket's files.
     pub commit: String,
+    /// Bytes of its files, once a replica has said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<i64>,
     /// Nodes on which a replica served it out of the node's cache, the latest at the end, at most 16; empty where caches are no node's.
     /// Their caches may have let it go since. New replicas prefer these nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -34,7 +34,11 @@ use crate::{
     observe::{Observed, is_stray},
     plan::{Handover, Plan, Upkeep},
     pools::InferencePool,
-    rollout::{Deletion, PodRef, RolloutPlan, Why, prefetch::PrefetchPlan},
+    rollout::{
+        Deletion, PodRef, RolloutPlan, Why,
+        prefetch::{PrefetchPlan, PrefetchPod},
+    },
+    standby::StandbyPlan,
 };
 
 /// Owner of every field we write.
@@ -53,8 +57,12 @@ pub struct Applied {
     pub deleted: Vec<(String, Why)>,
     /// Names of pods that fetch a model ahead.
     pub prefetching: Vec<String>,
+    /// Names of pods that keep a model in a node's memory.
+    pub standing_by: Vec<String>,
     /// What the API server said when it refused such a pod: nothing else is kept from being done for it.
     pub prefetch_refused: Option<String>,
+    /// The same of one that was to stand by.
+    pub standby_refused: Option<String>,
     /// Names that could not be given to new pods: pods without our labels have them.
     pub strays: Vec<String>,
     /// What the API server refused for good.
@@ -68,6 +76,15 @@ pub struct Refusal {
     pub what: String,
     /// The API server's answer.
     pub message: String,
+}
+
+/// What became of a pod that brings a model.
+enum Begun {
+    Made,
+    /// The cache did not know it yet; it is as good.
+    Before,
+    /// What the API server said.
+    Refused(String),
 }
 
 /// Writes one deployment's children.
@@ -103,6 +120,7 @@ impl Apply {
             pool,
             network_policy,
             pods,
+            standby,
             revision: _,
             canary: _,
             prune_config_maps,
@@ -178,6 +196,7 @@ impl Apply {
             self.hand_over(handover, &mut applied).await?;
         }
         self.prefetch(prefetch, desired, &mut applied).await?;
+        self.stand_by(standby, desired, &mut applied).await?;
         Ok(applied)
     }
 
@@ -252,7 +271,42 @@ impl Apply {
         desired: &Desired,
         applied: &mut Applied,
     ) -> Result<(), ReconcileError> {
-        for pod in &plan.end {
+        self.end_ahead(&plan.end, applied).await?;
+        for pod in plan.begin.iter().filter_map(|node| desired.prefetch(&plan.revision, node)) {
+            match self.begin_ahead(&pod).await? {
+                Begun::Made => applied.prefetching.push(pod.name_any()),
+                Begun::Before => {}
+                Begun::Refused(message) => {
+                    applied.prefetch_refused = Some(message);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn stand_by(
+        &self,
+        plan: &StandbyPlan,
+        desired: &Desired,
+        applied: &mut Applied,
+    ) -> Result<(), ReconcileError> {
+        self.end_ahead(&plan.end, applied).await?;
+        for pod in plan.begin.iter().filter_map(|node| desired.standby(node)) {
+            match self.begin_ahead(&pod).await? {
+                Begun::Made => applied.standing_by.push(pod.name_any()),
+                Begun::Before => {}
+                Begun::Refused(message) => {
+                    applied.standby_refused = Some(message);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn end_ahead(&self, pods: &[PrefetchPod], applied: &mut Applied) -> Result<(), ReconcileError> {
+        for pod in pods {
             let params = DeleteParams {
                 preconditions: Some(Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
                 ..DeleteParams::default()
@@ -261,28 +315,21 @@ impl Apply {
             let result = self.api::<Pod>().delete(&pod.name, &params).await;
             found(result.map(drop), || format!("Pod {}", pod.name), applied)?;
         }
-        for pod in plan.begin.iter().filter_map(|node| desired.prefetch(&plan.revision, node)) {
-            self.begin_prefetch(&pod, applied).await?;
-        }
         Ok(())
     }
 
-    /// One that is there already, which the cache did not know yet, is as good.
-    async fn begin_prefetch(&self, pod: &Pod, applied: &mut Applied) -> Result<(), ReconcileError> {
-        if applied.prefetch_refused.is_some() {
-            return Ok(());
-        }
+    /// Makes a pod that brings a model where no replica waits for it. A refusal keeps nothing else from being done.
+    async fn begin_ahead(&self, pod: &Pod) -> Result<Begun, ReconcileError> {
         self.metrics.wrote("Pod", "create");
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), dry_run: false };
         match self.api::<Pod>().create(&params, pod).await {
-            Ok(_) => applied.prefetching.push(pod.name_any()),
-            Err(kube::Error::Api(answer)) if answer.code == 409 => {}
+            Ok(_) => Ok(Begun::Made),
+            Err(kube::Error::Api(answer)) if answer.code == 409 => Ok(Begun::Before),
             Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 403 | 422) => {
-                applied.prefetch_refused = Some(answer.message);
+                Ok(Begun::Refused(answer.message))
             }
-            Err(source) => return Err(ReconcileError::Apply { what: format!("Pod {}", pod.name_any()), source }),
+            Err(source) => Err(ReconcileError::Apply { what: format!("Pod {}", pod.name_any()), source }),
         }
-        Ok(())
     }
 
     /// True when somebody took its labels from the pod that has this name: the next round gives another name. A pod that

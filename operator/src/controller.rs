@@ -72,6 +72,7 @@ use crate::{
     revision::revision,
     rollback,
     scaling::{Autoscaler, Latest, Ledger},
+    standby,
     status::{Outlook, Round, status_of, status_of_invalid},
     validate::{Defaults, SpecError, ValidatedDeployment, validate},
     vitals::Vitals,
@@ -450,7 +451,7 @@ impl Context {
         let granted = self.grants.of(&observed.deployment);
         let asked = validate(&observed.deployment, &self.defaults)?;
         let asked = asked.limited_to(granted.as_ref().map(|granted| granted.grant.replicas));
-        let deployment = self.among_others(course::settle(asked, observed));
+        let deployment = self.among_others(course::settle(asked, observed)).warm_on(&observed.standbys);
         let identity = &deployment.identity;
         let front = self.gateways.as_ref().and_then(|gateways| gateways.front(&identity.uid));
         let pools = self.caches.pools.kept();
@@ -459,6 +460,7 @@ impl Context {
         let fit = self.fit(&deployment, &desired, observed);
         let plan = plan::plan(&deployment, &desired, observed, now);
         let plan = if fit.opinion.is_hopeless { plan.without_hopeless(&deployment.course) } else { plan };
+        let plan = plan.with_standby(&self.standby(&deployment, &desired, observed), now);
         let scaling = self.ledger.latest(&observed.deployment);
         let finding = self.findings.of(observed.deployment.metadata.uid.as_deref());
         Ok(Decision { deployment, desired, plan, scaling, finding, fit, granted })
@@ -471,6 +473,33 @@ impl Context {
             replicas: &observed.replicas,
             descriptions: &observed.descriptions,
             nodes: &self.nodes.seen(),
+        })
+    }
+
+    /// Where its model could be kept in memory, if it is to be.
+    fn standby<'a>(
+        &self,
+        deployment: &ValidatedDeployment,
+        desired: &'a Desired,
+        observed: &'a Observed,
+    ) -> standby::Scene<'a> {
+        let wanted = deployment.nodes_on_standby();
+        let written = observed.deployment.status.as_ref().and_then(|status| status.standby.as_ref());
+        let is_refused =
+            written.is_some_and(|written| written.revision == desired.revision && written.refused.is_some());
+        let (revision, pods) = (desired.revision.as_str(), &*observed.standbys);
+        // Others' pods are looked at for those alone that want it.
+        let spots = if wanted == 0 { Ok(Vec::new()) } else { self.spots(deployment, observed) };
+        standby::Scene { wanted, revision, spots, pods, is_refused }
+    }
+
+    fn spots(&self, deployment: &ValidatedDeployment, observed: &Observed) -> Result<Vec<standby::Spot>, String> {
+        standby::spots(&standby::Ground {
+            deployment,
+            spec: &observed.deployment.spec,
+            replicas: &observed.replicas,
+            nodes: &self.nodes.seen(),
+            pods: &self.caches.pods.state(),
         })
     }
 
@@ -660,7 +689,7 @@ impl Decision {
     /// The earliest moment at which time alone changes plan or status.
     fn next_look(&self, outlook: &Outlook, now: Timestamp, at_most: Option<Duration>) -> Action {
         let safety_net = at_most.unwrap_or(SAFETY_NET);
-        let moments = [self.plan.pods.look_again, outlook.look_again];
+        let moments = [self.plan.pods.look_again, self.plan.standby.look_again, outlook.look_again];
         let wait = moments.into_iter().flatten().min().map(|moment| moment.duration_since(now));
         let wait = wait.map(|wait| Duration::try_from(wait).unwrap_or_default());
         Action::requeue(wait.map_or(safety_net, |wait| wait.min(safety_net)))

@@ -25,8 +25,18 @@ pub fn events_of(
     before: Option<&InferenceDeploymentStatus>,
     after: &InferenceDeploymentStatus,
 ) -> Vec<Event> {
-    let Applied { created, draining, undrained, deleted, prefetching, prefetch_refused: _, strays: _, refusals: _ } =
-        applied;
+    let Applied {
+        created,
+        draining,
+        undrained,
+        deleted,
+        prefetching,
+        standing_by,
+        prefetch_refused: _,
+        standby_refused: _,
+        strays: _,
+        refusals: _,
+    } = applied;
     let of_pods = |reason: &'static str, action: &'static str, pods: &[String]| -> Vec<Event> {
         pods.iter().take(PODS_TOLD).map(|pod| pod_event(namespace, pod, Change { reason, action, why: None })).collect()
     };
@@ -38,6 +48,7 @@ pub fn events_of(
         of_pods("Draining", "DrainPod", draining),
         of_pods("TakenBack", "UndrainPod", undrained),
         of_pods("Prefetching", "CreatePod", prefetching),
+        of_pods("StandingBy", "CreatePod", standing_by),
         deleted.collect(),
     ];
     let conditions = turned(before, after);

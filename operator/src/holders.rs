@@ -106,7 +106,7 @@ mod tests {
     const COMMIT: &str = "c1";
 
     fn party(pod: &str, phase: AgentPhase) -> Party {
-        let model = ModelReport { commit: COMMIT.to_owned(), fetch: None, holders: None };
+        let model = ModelReport { commit: COMMIT.to_owned(), ..ModelReport::default() };
         Party {
             namespace: "team".to_owned(),
             pod: pod.to_owned(),
@@ -127,7 +127,7 @@ mod tests {
         let told = told.iter().map(|name| (*name).to_owned()).collect();
         let holders = Some(HoldersReport { told, asks });
         let fetch = Some(FetchReport::default());
-        fetcher.report.model = Some(ModelReport { commit: COMMIT.to_owned(), fetch, holders });
+        fetcher.report.model = Some(ModelReport { commit: COMMIT.to_owned(), bytes: 0, fetch, holders });
         fetcher
     }
 

@@ -44,6 +44,7 @@ mod rollback;
 pub mod rollout;
 pub mod scaling;
 pub mod server;
+pub mod standby;
 pub mod status;
 pub mod telemetry;
 pub mod validate;

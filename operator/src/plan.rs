@@ -27,6 +27,7 @@ use crate::{
         CanaryWanted, RolloutPlan, Strategy, Wanted, plan_rollout,
         prefetch::{ModelToCome, Prefetching},
     },
+    standby::{self, StandbyPlan},
     validate::{ReplicaInputs, ValidatedDeployment},
 };
 
@@ -53,6 +54,8 @@ pub struct Plan {
     pub network_policy: Upkeep,
     /// What to do with pods.
     pub pods: RolloutPlan,
+    /// What to do with pods that keep the model in nodes' memory.
+    pub standby: StandbyPlan,
     /// Revision of created pods.
     pub revision: String,
     /// The revision that is tried on one replica.
@@ -134,6 +137,7 @@ pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Obse
         pool: pool(desired, observed),
         network_policy: network_policy(desired, observed),
         pods: one_asks_first(deployment, observed, plan_rollout(&wanted, &observed.replicas, now), &desired.revision),
+        standby: StandbyPlan::default(),
         revision: desired.revision.clone(),
         canary: wanted.canary.map(|canary| canary.revision),
         prune_config_maps: prunable(desired, observed),
@@ -143,6 +147,15 @@ pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Obse
 }
 
 impl Plan {
+    /// The same with what becomes of nodes that stand by; where names are taken nothing is written.
+    #[must_use]
+    pub fn with_standby(mut self, scene: &standby::Scene<'_>, now: Timestamp) -> Self {
+        if self.taken.is_empty() {
+            self.standby = standby::plan(scene, now);
+        }
+        self
+    }
+
     /// The same without new pods of the revision that is asked for: each could only fail.
     #[must_use]
     pub fn without_hopeless(mut self, course: &Course) -> Self {
@@ -366,6 +379,7 @@ impl Plan {
             pool,
             network_policy,
             pods,
+            standby,
             revision: _,
             canary: _,
             prune_config_maps,
@@ -377,6 +391,7 @@ impl Plan {
         !applies
             && [network_policy, pool].iter().all(|upkeep| **upkeep == Upkeep::Leave)
             && pods.is_empty()
+            && standby.is_empty()
             && [apply_slices, prune_slices, prune_config_maps].iter().all(|names| names.is_empty())
             && handover.is_none()
     }
@@ -396,6 +411,7 @@ impl Display for Plan {
             pool,
             network_policy,
             pods,
+            standby,
             revision,
             canary,
             prune_config_maps,
@@ -426,6 +442,8 @@ impl Display for Plan {
             writeln!(f, "apply PodDisruptionBudget")?;
         }
         write_pods(f, pods, Revisions { wanted: revision, canary })?;
+        standby.end.iter().try_for_each(|pod| writeln!(f, "stand by no more: {}", pod.name))?;
+        standby.begin.iter().try_for_each(|node| writeln!(f, "stand by for {} on {node}", standby.revision))?;
         prune_slices.iter().try_for_each(|name| writeln!(f, "prune EndpointSlice {name}"))?;
         prune_config_maps.iter().try_for_each(|name| writeln!(f, "prune ConfigMap {name}"))?;
         match handover.as_ref().map(|handover| handover.replicas) {

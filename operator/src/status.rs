@@ -8,7 +8,7 @@ use stoker_crds::{
     conditions::{
         self, AVAILABLE, DEGRADED, FITS, GRANTED, METRICS_HEALTHY, PROGRESSING, READY, RECONCILING, SCALING, STALLED,
     },
-    contract::{AgentPhase, KV_BLOCK_TOKENS, is_commit},
+    contract::{AgentPhase, KV_BLOCK_TOKENS, ModelReport, is_commit},
     scaling::{ScalingMode, ScalingSpec},
     scaling_status::ScalingStatus,
     status::{
@@ -34,6 +34,7 @@ use crate::{
     rollback::rollout_status,
     rollout::Strategy,
     scaling::{Latest, metrics_healthy, scaling_status, scaling_verdict},
+    standby,
     validate::{SpecError, ValidatedDeployment},
     verdict::{Verdict, whole_seconds},
 };
@@ -126,6 +127,7 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
         revision: desired.revision.clone(),
         rollout: Some(rollout),
         model: model(round),
+        standby: standby::status(&plan.standby, applied.standby_refused.as_ref(), previous.standby.as_ref()),
         url: url(&deployment.identity),
         capacity,
         budget: granted.map(budget_status),
@@ -527,15 +529,21 @@ fn is_fetching(pod: &Replica) -> bool {
 /// The commit of a source that is fetched: what was written down stands, else what a replica of the revision says first.
 fn model(round: &Round<'_>) -> Option<ModelStatus> {
     let fetch = round.deployment.replica.fetch.as_ref()?;
-    let said = |replica: &Replica| Some(replica.reading.report()?.model.as_ref()?.commit.clone());
-    let replicas = round.observed.replicas.iter().filter(|replica| replica.pod.revision == round.desired.revision);
-    let commit = round.deployment.commit.clone().or_else(|| replicas.filter_map(said).find(|commit| is_commit(commit)));
-    let (commit, before) = (commit?, round.deployment.nodes_with_model());
+    let of_revision = |replica: &&Replica| replica.pod.revision == round.desired.revision;
+    let replicas = round.observed.replicas.iter().filter(of_revision);
+    let said: Vec<&ModelReport> = replicas
+        .filter_map(|replica| replica.reading.report()?.model.as_ref())
+        .filter(|said| is_commit(&said.commit))
+        .collect();
+    let commit = round.deployment.commit.clone().or_else(|| said.first().map(|said| said.commit.clone()))?;
+    let bytes = said.iter().filter(|said| said.commit == commit).map(|said| said.bytes).find(|bytes| *bytes > 0);
+    let before = round.deployment.nodes_with_model();
     let nodes = match round.deployment.kept_by_nodes() {
         Some(_) => nodes_with(&commit, before, &round.observed.replicas),
         None => Vec::new(),
     };
-    Some(ModelStatus { source: fetch.source.clone(), commit, nodes })
+    let bytes = round.deployment.model_bytes().or(bytes).and_then(|bytes| i64::try_from(bytes).ok());
+    Some(ModelStatus { source: fetch.source.clone(), commit, bytes, nodes })
 }
 
 /// Nodes that had the model before, and those where a replica serves it now at the end; of too many the first ones go.
@@ -572,7 +580,7 @@ fn as_i32(count: usize) -> i32 {
 
 #[cfg(test)]
 mod tests {
-    use stoker_crds::contract::{LoadReport, ModelReport};
+    use stoker_crds::contract::LoadReport;
     use stoker_replica::{Needs, ObservedPod, Reading};
 
     use super::*;
@@ -609,7 +617,7 @@ mod tests {
     }
 
     fn serving(node: &str, commit: &str) -> Replica {
-        let model = Some(ModelReport { commit: commit.to_owned(), fetch: None, holders: None });
+        let model = Some(ModelReport { commit: commit.to_owned(), ..ModelReport::default() });
         let report = LoadReport { model, ..LoadReport::idle(10) };
         let pod = ObservedPod {
             name: "chat-a-0".into(),

@@ -118,6 +118,8 @@ pub struct ValidatedDeployment {
     pub fetched: Option<ModelStatus>,
     /// Nodes whose own cache had it when another deployment's replica served there.
     pub nodes_of_others: Vec<String>,
+    /// Nodes that have its model in memory for replicas to come.
+    pub warm_nodes: Vec<String>,
     /// Who may reach replicas, where that is limited.
     pub peers: Option<Peers>,
     /// Keeps every other module from building one.
@@ -316,6 +318,14 @@ pub enum SpecError {
     /// Scaling that cannot be followed.
     #[error("spec.{0}")]
     Scaling(scaling::SpecError),
+    /// Nodes are to have a model in memory that they do not keep.
+    #[error("spec.scaling.standby is {nodes}, for a model that nodes keep: {fix}, or remove standby")]
+    Standby {
+        /// What was asked.
+        nodes: u32,
+        /// What makes nodes keep it.
+        fix: &'static str,
+    },
     /// A deployment without an image cannot run.
     #[error("spec.pod.image: not set, and the operator was started without --agent-image; set one of them")]
     NoImage,
@@ -360,6 +370,7 @@ pub fn validate(deployment: &InferenceDeployment, defaults: &Defaults) -> Result
     let identity = identity(deployment)?;
     let replica = replica_inputs(deployment, &identity, defaults)?;
     let scaling = scaling(deployment)?;
+    standby(scaling.as_ref(), &replica)?;
     let rollout = deployment.spec.rollout.as_ref();
     let (replicas, replacing) = (replicas_wanted(deployment), replacing(rollout));
     let progress_deadline = progress_deadline(rollout);
@@ -380,6 +391,7 @@ pub fn validate(deployment: &InferenceDeployment, defaults: &Defaults) -> Result
         commit: commit(deployment),
         fetched: deployment.status.as_ref().and_then(|status| status.model.clone()),
         nodes_of_others: Vec::new(),
+        warm_nodes: Vec::new(),
         peers,
         _checked: Checked,
     })
@@ -401,6 +413,12 @@ impl ValidatedDeployment {
     /// The same with no more replicas than are granted.
     pub(crate) fn limited_to(self, replicas: Option<u32>) -> Self {
         Self { replicas: replicas.map_or(self.replicas, |granted| granted.min(self.replicas)), ..self }
+    }
+
+    /// Nodes that are to have its model in memory for replicas to come; none where nodes keep no model of the revision that is worked on.
+    pub fn nodes_on_standby(&self) -> usize {
+        let wanted = self.scaling.as_ref().map_or(0, |scaling| scaling.standby as usize);
+        if self.kept_by_nodes().is_some() { wanted } else { 0 }
     }
 
     /// Whether replicas that ask at different times could get different models.
@@ -440,6 +458,17 @@ fn scaling(deployment: &InferenceDeployment) -> Result<Option<ScalingSpec>, Spec
         Some(error) => Err(SpecError::Scaling(error)),
         None => Ok(Some(scaling.clone())),
     }
+}
+
+fn standby(scaling: Option<&ScalingSpec>, replica: &ReplicaInputs) -> Result<(), SpecError> {
+    let Some(nodes) = scaling.map(|scaling| scaling.standby).filter(|nodes| *nodes > 0) else { return Ok(()) };
+    let fix = match replica.fetch.as_ref().map(|fetch| &fetch.cache) {
+        Some(CacheVolume::Node(_)) => return Ok(()),
+        None => "use a spec.model.source that is fetched (hf://, s3://, oci:// or https://)",
+        Some(CacheVolume::Claim(_)) => "remove spec.model.cache.claimName",
+        Some(CacheVolume::Pod) => "give nodes a directory for models (models.cache.hostPath of the operator's chart)",
+    };
+    Err(SpecError::Standby { nodes, fix })
 }
 
 fn identity(deployment: &InferenceDeployment) -> Result<Identity, SpecError> {

@@ -15,14 +15,14 @@ use stoker_operator::{
         grants::{Budget, Claim, grants},
     },
     desired::{INPUTS_FILE, desired},
-    validate::{Defaults, ValidatedDeployment, validate},
+    validate::{Defaults, ModelDefaults, ValidatedDeployment, validate},
 };
 
 /// Fields that decide over replicas, and are in none of them.
 const DECIDES: [&str; 3] = ["/replicas", "/rollout", "/scaling"];
 
 /// Objects that have every field, none of them at its default.
-fn objects() -> [Value; 3] {
+fn objects() -> [Value; 4] {
     let pod = json!({
         "image": "registry.example/agent:1", "imagePullPolicy": "Always", "imagePullSecrets": [{"name": "pull"}],
         "nodeSelector": {"disk": "ssd"}, "tolerations": [{"key": "gpu", "operator": "Exists"}],
@@ -82,7 +82,8 @@ fn objects() -> [Value; 3] {
         "source": "hf://org/model@v1", "tokenSecret": {"name": "hub", "key": "read"},
         "cache": {"claimName": "models", "sizeLimit": "200Gi"},
     }});
-    [fixed, scaled, fetched]
+    let kept = json!({"model": {"source": "hf://org/model@v1"}, "scaling": {"max": 8, "standby": 3}});
+    [fixed, scaled, fetched, kept]
 }
 
 /// What follows from a spec, as text; the refusal if nothing does.
@@ -108,7 +109,8 @@ fn wants(spec: &Value) -> Result<Wants, String> {
         "metadata": {"name": "chat", "namespace": "default", "uid": "uid-chat", "generation": 1, "resourceVersion": "1"},
     });
     let deployment = serde_json::from_value(object).map_err(|error| error.to_string())?;
-    let defaults = Defaults { agent_image: "agent:1".into(), ..Defaults::default() };
+    let models = ModelDefaults { node_cache: Some("/var/lib/models".into()), ..ModelDefaults::default() };
+    let defaults = Defaults { agent_image: "agent:1".into(), models, ..Defaults::default() };
     let valid = validate(&deployment, &defaults).map_err(|error| error.to_string())?;
     let mut desired = desired(&valid, "");
     let kept = desired.config_map.data.as_mut().unwrap();

@@ -2,11 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, EnvVar, Pod};
 use serde_json::{Value, json};
 use stoker_crds::status::ModelStatus;
 use stoker_operator::{
     desired::{Desired, desired},
+    rollout::prefetch::{PrefetchPod, PrefetchState},
+    standby::StandbyPod,
     validate::{Defaults, ModelDefaults, validate},
 };
 
@@ -191,6 +194,37 @@ fn nodes_where_others_serve_the_same_model_are_preferred_too() {
 }
 
 #[test]
+fn nodes_that_have_the_model_in_memory_are_preferred_first_and_once() {
+    let object = json!({
+        "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "spec": {"model": of_hub()},
+        "metadata": {"name": "chat", "namespace": "default", "uid": "uid-chat", "generation": 1},
+        "status": {"model": {"source": "hf://org/model", "commit": COMMIT, "nodes": ["a", "b"]}},
+    });
+    let models = ModelDefaults { node_cache: Some("/var/lib/models".to_owned()), ..ModelDefaults::default() };
+    let defaults = Defaults { agent_image: "agent:1".into(), models, ..Defaults::default() };
+    let valid = validate(&serde_json::from_value(object).unwrap(), &defaults).unwrap();
+    let revision = desired(&valid, "").revision;
+    let stands_by = |node: &str, revision: &str, state: PrefetchState| {
+        let (name, uid, revision) = (node.to_owned(), node.to_owned(), revision.to_owned());
+        let fetch = PrefetchPod { name, uid, revision, node: node.to_owned(), state, is_leaving: false };
+        StandbyPod { fetch, created: Timestamp::UNIX_EPOCH }
+    };
+    let pods = [
+        stands_by("w", &revision, PrefetchState::Done),
+        stands_by("b", &revision, PrefetchState::Done),
+        stands_by("fetching", &revision, PrefetchState::Fetching { trouble: None }),
+        stands_by("another", "aaaaaaaa", PrefetchState::Done),
+    ];
+    let desired = desired(&valid.warm_on(&pods), "");
+    let affinity = serde_json::to_value(desired.pod(0).spec.unwrap().affinity).unwrap();
+    let terms = affinity["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"].as_array().unwrap();
+    let told = |term: &Value| (term["preference"]["matchFields"][0]["values"][0].clone(), term["weight"].clone());
+    let told: Vec<(Value, Value)> = terms.iter().map(told).collect();
+    assert_eq!(told, [("w", 75), ("b", 75), ("a", 50)].map(|(node, weight)| (json!(node), json!(weight))));
+    assert_eq!(desired.revision, revision, "it rolls nothing");
+}
+
+#[test]
 fn what_fetches_ahead_runs_on_one_node_asks_for_nothing_and_is_no_replica() {
     let on_nodes = || ModelDefaults { node_cache: Some("/var/lib/models".to_owned()), ..ModelDefaults::default() };
     let status = json!({"model": {"source": "hf://org/model", "commit": COMMIT}});
@@ -269,4 +303,59 @@ fn the_cache_is_where_chart_or_deployment_say() {
     assert!(args(&claimed).contains("--cache-limit 1073741824"), "the claim's limit, not the node's");
     let builtin = made(json!({"source": "builtin://ember"}), Value::Null, node()).pod(0);
     assert!(builtin.spec.unwrap().init_containers.is_none());
+}
+
+#[test]
+fn what_stands_by_asks_for_the_models_bytes_and_is_ready_once_they_are_in_memory() {
+    let nodes = || ModelDefaults { node_cache: Some("/var/lib/models".into()), ..ModelDefaults::default() };
+    let status = |bytes: Value| json!({"model": {"source": "hf://org/model", "commit": COMMIT, "bytes": bytes}});
+    let desired = made(of_hub(), status(json!(16_000_000_000_i64)), nodes());
+    let (stays, ahead) = (desired.standby("node-a").unwrap(), desired.prefetch(&desired.revision, "node-a").unwrap());
+    let container = |pod: &Pod| pod.spec.as_ref().unwrap().containers[0].clone();
+    let (kept, fetched) = (container(&stays), container(&ahead));
+    assert_eq!(kept.args.unwrap().join(" "), format!("{} --keep-resident", fetched.args.unwrap().join(" ")));
+    let resources = serde_json::to_value(kept.resources).unwrap();
+    assert_eq!(resources, json!({"requests": {"memory": "16067108864"}}), "no GPU, no CPU, no limit");
+    let probe = serde_json::to_value(kept.readiness_probe).unwrap();
+    assert_eq!(probe["httpGet"], json!({"path": "/readyz", "port": "admin"}));
+    assert_eq!((kept.env, kept.volume_mounts), (fetched.env, fetched.volume_mounts));
+    let spec = stays.spec.clone().unwrap();
+    assert_eq!((spec.restart_policy, spec.active_deadline_seconds), (None, None), "it stays, and comes back");
+    assert_eq!(spec.affinity, ahead.spec.clone().unwrap().affinity, "on this node alone");
+    let label = |pod: &Pod| pod.metadata.labels.clone().unwrap()["app.kubernetes.io/component"].clone();
+    assert_eq!([label(&stays), label(&ahead), label(&desired.pod(0))], ["standby", "prefetch", "agent"]);
+    assert!(stays.metadata.name.unwrap().starts_with(&format!("chat-{}-standby-", desired.revision)));
+
+    assert_eq!(made(of_hub(), status(Value::Null), nodes()).standby("a"), None, "nobody knows how large it is");
+    let in_pods = made(of_hub(), status(json!(1)), ModelDefaults::default());
+    assert_eq!(in_pods.standby("a"), None, "each pod has its own cache");
+}
+
+#[test]
+fn nodes_stand_by_for_what_they_keep_alone() {
+    let refusal = |model: Value, models: ModelDefaults| {
+        let object = json!({
+            "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment",
+            "spec": {"model": model, "scaling": {"max": 4, "standby": 2}},
+            "metadata": {"name": "chat", "namespace": "default", "uid": "u", "generation": 1, "resourceVersion": "1"},
+        });
+        let defaults = Defaults { agent_image: "agent:1".into(), models, ..Defaults::default() };
+        validate(&serde_json::from_value(object).unwrap(), &defaults).map(drop).map_err(|error| error.to_string())
+    };
+    let nodes = || ModelDefaults { node_cache: Some("/var/lib/models".into()), ..ModelDefaults::default() };
+    assert_eq!(refusal(of_hub(), nodes()), Ok(()));
+    let begins = "spec.scaling.standby is 2, for a model that nodes keep:";
+    let claim = json!({"source": "hf://org/model", "cache": {"claimName": "models"}});
+    let cases = [
+        (refusal(json!({"source": "builtin://ember"}), nodes()), "use a spec.model.source that is fetched"),
+        (refusal(claim, nodes()), "remove spec.model.cache.claimName"),
+        (refusal(of_hub(), ModelDefaults::default()), "models.cache.hostPath of the operator's chart"),
+    ];
+    for (refused, fix) in cases {
+        let refused = refused.unwrap_err();
+        assert!(
+            refused.starts_with(begins) && refused.contains(fix) && refused.ends_with("remove standby"),
+            "{refused}"
+        );
+    }
 }

@@ -64,6 +64,7 @@ fn planned(
         pool: Child::Absent,
         descriptions: Default::default(),
         prefetches: Vec::new(),
+        standbys: Vec::new(),
     };
     plan::plan(&valid, &desired, &observed, Timestamp::UNIX_EPOCH)
 }

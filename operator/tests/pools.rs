@@ -49,6 +49,7 @@ fn planned(desired: &Desired, pool: Child<InferencePool>) -> Plan {
         pool,
         descriptions: Default::default(),
         prefetches: Vec::new(),
+        standbys: Vec::new(),
     };
     plan::plan(&valid(), desired, &observed, Timestamp::UNIX_EPOCH)
 }

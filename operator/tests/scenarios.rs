@@ -198,6 +198,7 @@ fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desi
         pool: Child::Absent,
         descriptions: Default::default(),
         prefetches: Vec::new(),
+        standbys: Vec::new(),
     }
 }
 

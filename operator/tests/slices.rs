@@ -59,6 +59,7 @@ fn planned(desired: &Desired, service: &Service, slices: &[EndpointSlice]) -> Pl
         pool: Child::Absent,
         descriptions: Default::default(),
         prefetches: Vec::new(),
+        standbys: Vec::new(),
     };
     plan::plan(&valid(), desired, &observed, Timestamp::UNIX_EPOCH)
 }

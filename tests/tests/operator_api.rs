@@ -433,6 +433,11 @@ fn impossible_scaling_names_field_and_fix() {
         scaling(json!({"max": 4, "toZero": {"afterSeconds": 5}})),
         &["toZero.afterSeconds", "greater than or equal to 10"],
     );
+    refused(
+        scaling(json!({"max": 4, "standby": 1})),
+        &["scaling.standby is for a model that nodes keep", "remove standby"],
+    );
+    refused(scaling(json!({"max": 4, "standby": 17})), &["scaling.standby", "less than or equal to 16"]);
     refused(scaling(json!({"max": 4, "toZero": {"idle": 5}})), &["unknown field \"spec.scaling.toZero.idle\""]);
     refused(targets(json!({"kv": 0})), &["scaling.targets.kv: use a share above 0 and at most 1"]);
     refused(targets(json!({"kv": 1.1})), &["scaling.targets.kv: use a share above 0 and at most 1"]);

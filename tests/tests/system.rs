@@ -34,6 +34,7 @@ mod load_generator;
 mod model_holders;
 mod model_prefetch;
 mod model_sources;
+mod model_standby;
 mod monitoring;
 mod operator_api;
 mod operator_budgets;

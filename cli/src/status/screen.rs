@@ -43,6 +43,9 @@ pub(super) fn screen(facts: &Facts) -> String {
     line("memory", status.fit.as_ref().map_or_else(|| "unknown".to_owned(), memory));
     line("scaling", status.scaling.as_ref().map_or_else(|| "off: spec.replicas rules".to_owned(), scaling));
     line("last", last(status, *now));
+    if let Some(standby) = &status.standby {
+        line("standby", standby.message.clone());
+    }
     if let Some(budget) = &status.budget {
         line("budget", granted(budget));
     }
@@ -89,7 +92,7 @@ fn model(spec: &InferenceDeploymentSpec) -> String {
 }
 
 fn fetched(model: &ModelStatus) -> String {
-    let ModelStatus { source: _, commit, nodes } = model;
+    let ModelStatus { source: _, commit, bytes: _, nodes } = model;
     if nodes.is_empty() { commit.clone() } else { format!("{commit}, kept by {}", nodes.join(", ")) }
 }
 

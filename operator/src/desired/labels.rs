@@ -13,10 +13,12 @@ pub const REVISION: &str = "stoker.dev/revision";
 /// What a replica should do, see [`crate::intent`]: kept on its pod, so that a successor goes on with the same number.
 pub const INTENT: &str = "stoker.dev/intent";
 
-/// On which node a pod fetches a model ahead: an annotation, as names of nodes can be too long for a label.
+/// On which node a pod fetches a model ahead, or keeps it in memory: an annotation, as names of nodes can be too long for a label.
 pub const PREFETCH_NODE: &str = "stoker.dev/prefetch-node";
-/// Value of [`MANAGED_BY`] on pods that fetch ahead: who looks for replicas finds none of them.
+/// Value of [`MANAGED_BY`] on such pods: who looks for replicas finds none of them.
 const PREFETCH_MANAGER: &str = "stoker-prefetch";
+/// Value of [`COMPONENT`] on those of them that stay.
+const STANDBY: &str = "standby";
 
 /// Which Service an EndpointSlice is part of.
 pub const SERVICE: &str = "kubernetes.io/service-name";
@@ -91,7 +93,19 @@ pub fn prefetch(deployment: &str, revision: &str) -> BTreeMap<String, String> {
     labels
 }
 
-/// Selects all such pods, in a watch.
+/// Labels of a pod that keeps the model of a revision in a node's memory.
+pub fn standby(deployment: &str, revision: &str) -> BTreeMap<String, String> {
+    let mut labels = prefetch(deployment, revision);
+    labels.insert(COMPONENT.to_owned(), STANDBY.to_owned());
+    labels
+}
+
+/// Whether a pod is one of these.
+pub fn stands_by(labels: &BTreeMap<String, String>) -> bool {
+    labels.get(COMPONENT).is_some_and(|component| component == STANDBY)
+}
+
+/// Selects pods of both kinds, in a watch.
 pub fn prefetch_selector() -> String {
     format!("{MANAGED_BY}={PREFETCH_MANAGER}")
 }

@@ -13,6 +13,7 @@ pub(crate) mod preference;
 mod prefetch;
 mod service;
 mod slices;
+mod standby;
 
 use k8s_openapi::{
     api::{
@@ -64,6 +65,8 @@ pub struct Desired {
     template: Pod,
     /// What brings its model onto a node ahead, still without a node; where nodes keep models.
     prefetch: Option<Pod>,
+    /// What keeps it in a node's memory, still without a node; where nodes keep models.
+    standby: Option<Pod>,
     /// Name of the deployment, the first part of every pod name.
     name: String,
 }
@@ -88,6 +91,7 @@ pub fn desired(deployment: &ValidatedDeployment, public_keys: &str) -> Desired {
         pool: None,
         template: pod::template(deployment, &revision),
         prefetch: prefetch::template(deployment, &revision),
+        standby: standby::template(deployment, &revision),
         name: deployment.identity.name.clone(),
         revision,
     }
@@ -126,7 +130,13 @@ impl Desired {
     pub fn prefetch(&self, revision: &str, node: &str) -> Option<Pod> {
         let all = [Some(self), self.canary.as_deref()];
         let made = all.into_iter().flatten().find(|made| made.revision == revision)?;
-        Some(prefetch::on(made.prefetch.as_ref()?, &format!("{}-{revision}", made.name), node))
+        Some(prefetch::on(made.prefetch.as_ref()?, &format!("{}-{revision}-prefetch", made.name), node))
+    }
+
+    /// The pod that keeps the model in the memory of a node.
+    pub fn standby(&self, node: &str) -> Option<Pod> {
+        let prefix = format!("{}-{}-standby", self.name, self.revision);
+        Some(prefetch::on(self.standby.as_ref()?, &prefix, node))
     }
 }
 

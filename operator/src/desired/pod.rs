@@ -58,7 +58,7 @@ pub(super) fn template(deployment: &ValidatedDeployment, revision: &str) -> Pod 
             topology_spread_constraints: some_unless_empty(
                 inputs.topology_spread_constraints.iter().map(|spread| constraint(spread, &identity.name)).collect(),
             ),
-            affinity: preference::affinity(inputs.affinity.as_ref(), &deployment.preferred_nodes()),
+            affinity: preference::affinity(deployment),
             ..pod_spec(
                 inputs,
                 deployment.commit.as_deref(),
@@ -136,7 +136,7 @@ pub(super) fn pod_uid() -> EnvVar {
     }
 }
 
-fn port(name: &str, number: u16) -> ContainerPort {
+pub(super) fn port(name: &str, number: u16) -> ContainerPort {
     ContainerPort { name: Some(name.to_owned()), container_port: number.into(), ..ContainerPort::default() }
 }
 

@@ -1,16 +1,23 @@
-//! Which nodes a replica would rather run on: those whose own cache had its model, by what statuses say. A wish beside what
-//! `spec.pod.affinity` says, which no pod waits for. Pure.
+//! Which nodes a replica would rather run on: those that have its model in memory for it, then those whose own cache had it, by what statuses
+//! say. A wish beside what `spec.pod.affinity` says, which no pod waits for. Pure.
 
 use k8s_openapi::api::core::v1::{Affinity, NodeSelectorRequirement, NodeSelectorTerm, PreferredSchedulingTerm};
 use stoker_crds::status::ModelStatus;
 
-use crate::validate::{CacheVolume, ModelFetch, ValidatedDeployment};
+use crate::{
+    revision::revision,
+    rollout::prefetch::PrefetchState,
+    standby::StandbyPod,
+    validate::{CacheVolume, ModelFetch, ValidatedDeployment},
+};
 
 /// More nodes with a model than this are not written down, nor preferred: each is a line of every pod.
 pub(crate) const NODES_WITH_MODEL_MAX: usize = 16;
 
 /// Of 1 to 100: what somebody wrote into `spec.pod.affinity` with more stands before it.
 const WEIGHT: i32 = 50;
+/// Of nodes that have it in memory.
+const WARM_WEIGHT: i32 = 75;
 
 impl ValidatedDeployment {
     /// The model, if it is kept by nodes, which share it among deployments.
@@ -28,6 +35,17 @@ impl ValidatedDeployment {
         self
     }
 
+    /// The same, knowing which nodes have its model in memory.
+    pub fn warm_on(mut self, standbys: &[StandbyPod]) -> Self {
+        if standbys.is_empty() {
+            return self;
+        }
+        let revision = revision(&self.replica);
+        let is_warm = |pod: &&StandbyPod| pod.fetch.state == PrefetchState::Done && pod.fetch.revision == revision;
+        self.warm_nodes = standbys.iter().filter(is_warm).map(|pod| pod.fetch.node.clone()).collect();
+        self
+    }
+
     /// Nodes that new replicas prefer: each once, at most sixteen, those of the deployment itself first.
     pub fn preferred_nodes(&self) -> Vec<&str> {
         let mut nodes: Vec<&str> = Vec::new();
@@ -39,6 +57,14 @@ impl ValidatedDeployment {
         nodes
     }
 
+    /// Bytes of its files, once a replica said so of this very model.
+    pub fn model_bytes(&self) -> Option<u64> {
+        let fetched = self.fetched.as_ref()?;
+        let fetch = self.replica.fetch.as_ref()?;
+        let is_it = fetched.source == fetch.source && self.commit.as_ref() == Some(&fetched.commit);
+        fetched.bytes.filter(|_| is_it).and_then(|bytes| u64::try_from(bytes).ok())
+    }
+
     /// Nodes whose own cache had this very model when a replica served there.
     pub fn nodes_with_model(&self) -> &[String] {
         let same =
@@ -47,21 +73,24 @@ impl ValidatedDeployment {
     }
 }
 
-/// What was asked for, with `nodes` preferred.
-pub(super) fn affinity(asked: Option<&Affinity>, nodes: &[&str]) -> Option<Affinity> {
-    if nodes.is_empty() {
-        return asked.cloned();
+/// What the deployment asks for, with nodes preferred that have its model.
+pub(super) fn affinity(deployment: &ValidatedDeployment) -> Option<Affinity> {
+    let (asked, nodes, warm) = (&deployment.replica.affinity, deployment.preferred_nodes(), &deployment.warm_nodes);
+    if nodes.is_empty() && warm.is_empty() {
+        return asked.clone();
     }
-    let mut affinity = asked.cloned().unwrap_or_default();
+    let cold = nodes.into_iter().filter(|node| warm.iter().all(|warm| warm != node));
+    let mut affinity = asked.clone().unwrap_or_default();
     let of_node = affinity.node_affinity.get_or_insert_default();
     let preferred = of_node.preferred_during_scheduling_ignored_during_execution.get_or_insert_default();
-    preferred.extend(nodes.iter().map(|node| prefer(node)));
+    preferred.extend(warm.iter().map(|node| prefer(node, WARM_WEIGHT)));
+    preferred.extend(cold.map(|node| prefer(node, WEIGHT)));
     Some(affinity)
 }
 
 /// By its name, which a node's labels need not say; a term takes one.
-fn prefer(node: &str) -> PreferredSchedulingTerm {
-    PreferredSchedulingTerm { weight: WEIGHT, preference: is_node(node) }
+fn prefer(node: &str, weight: i32) -> PreferredSchedulingTerm {
+    PreferredSchedulingTerm { weight, preference: is_node(node) }
 }
 
 pub(super) fn is_node(node: &str) -> NodeSelectorTerm {

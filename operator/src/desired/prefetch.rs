@@ -17,7 +17,7 @@ use crate::validate::ValidatedDeployment;
 /// A fetch goes on while it comes further and gives up by itself; this is for one that does neither.
 const SECONDS_MAX: i64 = 4 * 3600;
 /// Between SIGTERM, which ends a fetch at once, and SIGKILL.
-const GRACE_SECONDS: i64 = 5;
+pub(super) const GRACE_SECONDS: i64 = 5;
 /// Of the hash of a node's name, in that of its pod.
 const NODE_BYTES: usize = 4;
 
@@ -44,11 +44,11 @@ pub(super) fn template(deployment: &ValidatedDeployment, revision: &str) -> Opti
     Some(Pod { metadata, spec: Some(spec), status: None })
 }
 
-/// The same for this node. Its name says which, so that it is not made twice.
+/// The same, or one that stands by, for this node. Its name says which, so that it is not made twice.
 pub(super) fn on(template: &Pod, prefix: &str, node: &str) -> Pod {
     let mut pod = template.clone();
     let digest: String = Sha256::digest(node).iter().take(NODE_BYTES).map(|byte| format!("{byte:02x}")).collect();
-    pod.metadata.name = Some(format!("{prefix}-prefetch-{digest}"));
+    pod.metadata.name = Some(format!("{prefix}-{digest}"));
     let annotations: &mut BTreeMap<String, String> = pod.metadata.annotations.get_or_insert_default();
     annotations.insert(labels::PREFETCH_NODE.to_owned(), node.to_owned());
     let required = NodeSelector { node_selector_terms: vec![preference::is_node(node)] };

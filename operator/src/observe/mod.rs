@@ -33,7 +33,7 @@ pub(crate) use self::pod::{agent, exit_code, fetcher, last_words};
 pub use self::{
     index::PodIndex,
     pod::{intent_of, observe_replica},
-    prefetch::observe_prefetch,
+    prefetch::{observe_prefetch, observe_standby},
 };
 use crate::{
     clock::SKEW,
@@ -41,6 +41,7 @@ use crate::{
     pools::{InferencePool, Pools},
     readings::Readings,
     rollout::prefetch::PrefetchPod,
+    standby::StandbyPod,
 };
 
 /// Everything that exists for one deployment. Possibly stale.
@@ -70,6 +71,8 @@ pub struct Observed {
     pub descriptions: HashMap<String, Described>,
     /// Pods that fetch a model ahead, by the watch cache alone: each has one name, so that nothing is done twice.
     pub prefetches: Vec<PrefetchPod>,
+    /// Pods that keep a model in a node's memory, in the same way.
+    pub standbys: Vec<StandbyPod>,
 }
 
 /// What a replica says of its model, and where it runs.
@@ -116,7 +119,7 @@ pub struct Caches {
     pub network_policies: Store<NetworkPolicy>,
     /// InferencePools that the operator made.
     pub pools: Pools,
-    /// Pods that fetch models ahead.
+    /// Pods that fetch models ahead, and those that keep them in memory.
     pub prefetches: Store<Pod>,
 }
 
@@ -139,8 +142,8 @@ pub fn observe_cached(deployment: Arc<InferenceDeployment>, caches: &Caches, rea
     let network_policy = caches.network_policies.get(&ObjectRef::new(&name).within(&namespace));
     let pool = caches.pools.get(&namespace, &name);
     let strays = deployment.status.as_ref().map(|status| status.stray_pods.clone()).unwrap_or_default();
-    let prefetches = prefetches(&deployment, caches);
-    let found = Found { pods, service, slices, config_maps, budget, network_policy, pool, strays, prefetches };
+    let ahead = ahead(&deployment, caches);
+    let found = Found { pods, service, slices, config_maps, budget, network_policy, pool, strays, ahead };
     assemble(deployment, found, readings)
 }
 
@@ -183,8 +186,8 @@ pub async fn observe_live(
     let strays = strays(&fresh, client).await?;
     let (budget, network_policy, pool) = (budget.map(Arc::new), network_policy.map(Arc::new), pool.map(Arc::new));
     let service = service.map(Arc::new);
-    let prefetches = prefetches(&fresh, caches);
-    let found = Found { pods, service, slices, config_maps, budget, network_policy, pool, strays, prefetches };
+    let ahead = ahead(&fresh, caches);
+    let found = Found { pods, service, slices, config_maps, budget, network_policy, pool, strays, ahead };
     Ok(Some(assemble(Arc::new(fresh), found, readings)))
 }
 
@@ -230,15 +233,15 @@ struct Found {
     network_policy: Option<Arc<NetworkPolicy>>,
     pool: Option<Arc<InferencePool>>,
     strays: Vec<String>,
-    prefetches: Vec<PrefetchPod>,
+    /// Pods that bring its model, in the order of their names.
+    ahead: Vec<Arc<Pod>>,
 }
 
-/// Pods that fetch ahead for a deployment, in the order of their names.
-fn prefetches(deployment: &InferenceDeployment, caches: &Caches) -> Vec<PrefetchPod> {
+fn ahead(deployment: &InferenceDeployment, caches: &Caches) -> Vec<Arc<Pod>> {
     let uid = deployment.uid().unwrap_or_default();
-    let own = caches.prefetches.state().into_iter().filter(|pod| controlled_by(&**pod, &uid));
-    let mut pods: Vec<PrefetchPod> = own.filter_map(|pod| observe_prefetch(&pod)).collect();
-    pods.sort_by(|one, other| one.name.cmp(&other.name));
+    let mut pods = caches.prefetches.state();
+    pods.retain(|pod| controlled_by(&**pod, &uid));
+    pods.sort_by_cached_key(|pod| pod.name_any());
     pods
 }
 
@@ -255,12 +258,14 @@ fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readi
     };
     let observe = |pod: &Arc<Pod>| observe_replica(pod, reading(pod)).dated_by(now, SKEW);
     let mut replicas: Vec<Replica> = own.iter().map(observe).collect();
+    let (stay, end): (Vec<_>, Vec<_>) = found.ahead.iter().partition(|pod| labels::stands_by(pod.labels()));
     let by_place = |Replica { pod, .. }: &Replica| (pod.revision.clone(), pod.ordinal, pod.name.clone());
     replicas.sort_by_cached_key(by_place);
     Observed {
         replicas,
         descriptions: own.iter().filter_map(describe).collect(),
-        prefetches: found.prefetches,
+        prefetches: end.into_iter().filter_map(|pod| observe_prefetch(pod)).collect(),
+        standbys: stay.into_iter().filter_map(|pod| observe_standby(pod)).collect(),
         foreign_pods: foreign.iter().map(|pod| pod.name_any()).chain(found.strays.iter().cloned()).collect(),
         strays: found.strays,
         service: found.service.map_or(Child::Absent, |service| child(service, &uid)),

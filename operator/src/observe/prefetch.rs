@@ -1,4 +1,4 @@
-//! How far a pod is that fetches a model ahead. Pure.
+//! How far a pod is that fetches a model ahead, or keeps it in memory. Pure.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 use kube::ResourceExt;
@@ -7,6 +7,7 @@ use super::pod::not_fetched;
 use crate::{
     desired::labels,
     rollout::prefetch::{PrefetchPod, PrefetchState},
+    standby::StandbyPod,
 };
 
 /// Reads such a pod; `None`, if it does not say for which node it is.
@@ -19,6 +20,15 @@ pub fn observe_prefetch(pod: &Pod) -> Option<PrefetchPod> {
         state: pod.status.as_ref().map_or(PrefetchState::Fetching { trouble: None }, state),
         is_leaving: pod.metadata.deletion_timestamp.is_some(),
     })
+}
+
+/// Reads a pod that stands by: it is done once it is ready, for as long as it is.
+pub fn observe_standby(pod: &Pod) -> Option<StandbyPod> {
+    let fetch = observe_prefetch(pod)?;
+    let is_ready = |container: &ContainerStatus| container.ready;
+    let has_it = pod.status.as_ref().is_some_and(|status| status.container_statuses.iter().flatten().any(is_ready));
+    let state = if has_it { PrefetchState::Done } else { fetch.state };
+    Some(StandbyPod { fetch: PrefetchPod { state, ..fetch }, created: pod.creation_timestamp()?.0 })
 }
 
 fn state(status: &PodStatus) -> PrefetchState {
@@ -98,6 +108,22 @@ mod tests {
         for (status, state) in table {
             assert_eq!(state_of(status.clone()), state, "{status}");
         }
+    }
+
+    #[test]
+    fn one_that_stands_by_is_done_for_as_long_as_it_is_ready() {
+        let seen = |ready: bool, restarts: Value| {
+            let pod = json!({"metadata": {"name": "chat-0a-standby-1", "creationTimestamp": "2026-11-26T10:00:00Z",
+                "labels": {"stoker.dev/revision": "0a"}, "annotations": {"stoker.dev/prefetch-node": "node-0"}},
+                "status": {"phase": "Running", "containerStatuses": [{"name": "fetch", "image": "", "imageID": "",
+                    "ready": ready, "restartCount": 0, "state": {"running": {}}, "lastState": restarts}]}});
+            observe_standby(&serde_json::from_value(pod).unwrap()).unwrap().fetch.state
+        };
+        let gone = json!({"terminated": {"exitCode": 1, "message": "stoker-agent: /models/blobs/1 is gone"}});
+        assert_eq!(seen(true, json!({})), PrefetchState::Done);
+        assert_eq!(seen(false, json!({})), PrefetchState::Fetching { trouble: None });
+        let trouble = Some("/models/blobs/1 is gone".to_owned());
+        assert_eq!(seen(false, gone), PrefetchState::Fetching { trouble });
     }
 
     #[test]

@@ -11,7 +11,7 @@ use stoker_replica::Replica;
 use super::{RolloutPlan, Wanted, fleet::Fleet, waits_for_room_since};
 
 /// Nodes that fetch at the same time: one source answers all of them.
-const AT_ONCE: usize = 4;
+pub(crate) const AT_ONCE: usize = 4;
 
 /// What may be fetched ahead, and what is.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -78,6 +78,7 @@ impl Life {
             pool: Child::Absent,
             descriptions: Default::default(),
             prefetches: Vec::new(),
+            standbys: Vec::new(),
         }
     }
 
