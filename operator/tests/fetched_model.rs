@@ -322,6 +322,11 @@ fn what_stands_by_asks_for_the_models_bytes_and_is_ready_once_they_are_in_memory
     let spec = stays.spec.clone().unwrap();
     assert_eq!((spec.restart_policy, spec.active_deadline_seconds), (None, None), "it stays, and comes back");
     assert_eq!(spec.affinity, ahead.spec.clone().unwrap().affinity, "on this node alone");
+    let tolerates = |pod: &Pod| {
+        let tolerations = pod.spec.clone().unwrap().tolerations.unwrap_or_default();
+        tolerations.iter().any(|toleration| toleration.key.as_deref() == Some("nvidia.com/gpu"))
+    };
+    assert_eq!([tolerates(&stays), tolerates(&ahead)], [true; 2], "of nodes for GPUs, which it asks none of");
     let label = |pod: &Pod| pod.metadata.labels.clone().unwrap()["app.kubernetes.io/component"].clone();
     assert_eq!([label(&stays), label(&ahead), label(&desired.pod(0))], ["standby", "prefetch", "agent"]);
     assert!(stays.metadata.name.unwrap().starts_with(&format!("chat-{}-standby-", desired.revision)));

@@ -231,6 +231,18 @@ fn tolerations(inputs: &ReplicaInputs) -> Vec<Toleration> {
     inputs.tolerations.iter().cloned().chain(lost).collect()
 }
 
+/// The same with what clusters add for pods that ask for GPUs, of a pod that asks for none and is to run where they do: nodes often have a taint
+/// of the resource's name.
+pub(super) fn tolerations_beside_gpus(inputs: &ReplicaInputs) -> Vec<Toleration> {
+    let devices = inputs.resources.keys().filter(|name| !matches!(name.as_str(), "cpu" | "memory"));
+    let of_device = |name: &String| Toleration {
+        key: Some(name.clone()),
+        operator: Some("Exists".to_owned()),
+        ..Toleration::default()
+    };
+    tolerations(inputs).into_iter().chain(devices.map(of_device)).collect()
+}
+
 /// A constraint that selects nobody counts nobody: without a selector it is about the replicas of the deployment. Those of
 /// each revision by themselves, so that they stand evenly when the older ones are gone.
 fn constraint(spread: &TopologySpreadConstraint, deployment: &str) -> TopologySpreadConstraint {

@@ -32,6 +32,7 @@ pub(super) fn template(deployment: &ValidatedDeployment, revision: &str) -> Opti
         restart_policy: Some("OnFailure".to_owned()),
         active_deadline_seconds: Some(SECONDS_MAX),
         termination_grace_period_seconds: Some(GRACE_SECONDS),
+        tolerations: Some(pod::tolerations_beside_gpus(inputs)),
         ..pod::surroundings(inputs)
     };
     let metadata = ObjectMeta {

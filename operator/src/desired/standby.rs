@@ -37,6 +37,7 @@ pub(super) fn template(deployment: &ValidatedDeployment, revision: &str) -> Opti
         containers: vec![container],
         volumes: Some(fetch::volumes_ahead(inputs, fetch)),
         termination_grace_period_seconds: Some(GRACE_SECONDS),
+        tolerations: Some(pod::tolerations_beside_gpus(inputs)),
         ..pod::surroundings(inputs)
     };
     let metadata = ObjectMeta {
