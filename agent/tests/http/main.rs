@@ -9,6 +9,7 @@ mod anthropic;
 mod chat;
 mod completions;
 mod device_time;
+mod embedding_deadline;
 mod fields;
 mod layouts;
 mod life;
