@@ -16,6 +16,8 @@ pub struct CallableFunction {
     pub name: String,
     /// The schema of its arguments.
     pub parameters: Value,
+    /// Its arguments follow that schema wherever it is called, not only where a call is required.
+    pub is_strict: bool,
     /// The field that says so, for errors.
     pub param: String,
 }
@@ -66,6 +68,10 @@ pub fn answer_grammar(
 ) -> Option<AnswerGrammar> {
     let mut rules = Rules { special, lark: String::new(), parts: Vec::new() };
     let format = reading.calls.filter(|_| !calls.functions.is_empty());
+    let is_held = calls.functions.iter().any(|function| function.is_strict);
+    if let Some(format) = format.filter(|_| is_held && body.is_none() && !calls.is_required) {
+        return Some(rules.whole(|rules| rules.offered(reading, format, calls)));
+    }
     let constrained = format.filter(|_| calls.is_required || body.is_some());
     let calls = constrained.map(|format| (rules.calls(format, calls), calls.is_required));
     if calls.is_none() && body.is_none() {
@@ -82,33 +88,39 @@ pub fn answer_grammar(
         format!("{opening} {}", rules.part("body", body))
     });
     let answers: Vec<String> = calls.map(|(calls, _)| calls).into_iter().chain(body).collect();
-    let start = format!("start: {thoughts} ({})\nBLANK: /[ \\n]{{0,4}}/\n", answers.join(" | "));
-    let Rules { lark, parts, .. } = rules;
-    let named = parts.iter().map(|(name, part)| (name.clone(), part.spec.clone())).collect();
-    let spec = GrammarSpec::Frame { lark: start + &lark, parts: named };
-    Some(AnswerGrammar { spec, parts: parts.into_iter().map(|(_, part)| part).collect() })
+    rules.rule("BLANK", "/[ \\n]{0,4}/");
+    Some(rules.whole(|_| format!("{thoughts} ({})", answers.join(" | "))))
 }
 
 /// Rules in Lark, as they are needed.
-struct Rules<'a> {
-    special: &'a dyn Fn(&str) -> Option<TokenId>,
+pub(super) struct Rules<'a> {
+    pub(super) special: &'a dyn Fn(&str) -> Option<TokenId>,
     lark: String,
     parts: Vec<(String, Part)>,
 }
 
 impl Rules<'_> {
+    /// All of them, begun by the rule that `start` makes.
+    fn whole(mut self, start: impl FnOnce(&mut Self) -> String) -> AnswerGrammar {
+        let start = start(&mut self);
+        let Self { lark, parts, .. } = self;
+        let named = parts.iter().map(|(name, part)| (name.clone(), part.spec.clone())).collect();
+        let spec = GrammarSpec::Frame { lark: format!("start: {start}\n{lark}"), parts: named };
+        AnswerGrammar { spec, parts: parts.into_iter().map(|(_, part)| part).collect() }
+    }
+
     /// A language by its name.
     fn part(&mut self, name: &str, part: Part) -> String {
         self.parts.push((name.to_owned(), part));
         format!("@{name}")
     }
 
-    fn rule(&mut self, name: &str, body: &str) {
+    pub(super) fn rule(&mut self, name: &str, body: &str) {
         self.lark.push_str(&format!("{name}: {body}\n"));
     }
 
     /// Text with marks in it: what lies between `<|` and `|>` or is a token of its own is a mark.
-    fn marks(&self, text: &str) -> String {
+    pub(super) fn marks(&self, text: &str) -> String {
         let mut lark = String::new();
         let mut rest = text;
         while !rest.is_empty() {
@@ -149,33 +161,52 @@ impl Rules<'_> {
         let Some([open, close]) = reading.reasoning.and_then(super::ReasoningFormat::marks) else {
             return String::new();
         };
-        if (self.special)(close).is_some() {
-            self.rule("thoughts", &format!("THOUGHT {}", self.marks(close)));
-            self.rule("THOUGHT", "/(.|\\n)*/");
-        } else {
-            self.rule("thoughts[lazy]", &format!("/(.|\\n)*{}/", regex_of(close)));
-        }
+        let thoughts = self.text_to("thoughts", close);
         if reading.reasoning_is_open {
-            return "thoughts BLANK".into();
+            return format!("{thoughts} BLANK");
         }
         let open = self.marks(open);
-        format!("({open} thoughts BLANK)?")
+        format!("({open} {thoughts} BLANK)?")
+    }
+
+    /// Any text up to the first such mark, which is included.
+    pub(super) fn text_to(&mut self, name: &str, mark: &str) -> String {
+        if (self.special)(mark).is_some() {
+            return format!("/(.|\\n)*/ {}", self.marks(mark));
+        }
+        self.rule(&format!("{name}[lazy]"), &format!("/(.|\\n)*{}/", regex_of(mark)));
+        name.into()
     }
 
     /// One call or several.
     fn calls(&mut self, format: CallFormat, wanted: &CallsWanted) -> String {
-        let Layout { begin, between, end } = layout(format, self.special);
+        let Layout { mark, between, .. } = layout(format, self.special);
+        let (begin, run) = (self.marks(mark), self.run(format, wanted));
+        // Some models put their calls one right behind the other.
+        let more = match between {
+            None if wanted.are_parallel => format!("(/\\n?/ {begin} {run})*"),
+            _ => String::new(),
+        };
+        self.rule("calls", &format!("{begin} {run} {more}"));
+        "calls".into()
+    }
+
+    /// What stands behind the mark that begins calls.
+    pub(super) fn run(&mut self, format: CallFormat, wanted: &CallsWanted) -> String {
+        let Layout { opening, between, end, .. } = layout(format, self.special);
         for (idx, function) in wanted.functions.iter().enumerate() {
             let call = self.call(format, idx, function);
             self.rule(&format!("call_{idx}"), &call);
         }
         let names: Vec<String> = (0..wanted.functions.len()).map(|idx| format!("call_{idx}")).collect();
         self.rule("call", &names.join(" | "));
-        let line = if begin.is_empty() && end.is_empty() && between.is_empty() { "/\\n?/" } else { "" };
-        let more = if wanted.are_parallel { format!("({line} {} call)*", self.marks(between)) } else { String::new() };
-        let (begin, end) = (self.marks(begin), self.marks(end));
-        self.rule("calls", &format!("{begin} call {more} {end}"));
-        "calls".into()
+        let more = match between {
+            Some(between) if wanted.are_parallel => format!("({} call)*", self.marks(between)),
+            _ => String::new(),
+        };
+        let (opening, end) = (self.marks(opening), self.marks(end));
+        self.rule("run", &format!("{opening} call {more} {end}"));
+        "run".into()
     }
 
     fn call(&mut self, format: CallFormat, idx: usize, function: &CallableFunction) -> String {
@@ -185,8 +216,7 @@ impl Rules<'_> {
             CallFormat::Hermes => {
                 let arguments = self.arguments(idx, function);
                 let head = format!("{{\"name\": {json_name}, \"arguments\": ");
-                let (open, close) = (self.marks("<tool_call>"), self.marks("</tool_call>"));
-                format!("{open} /\\n?/ {} {arguments} \"}}\" /\\n?/ {close}", quoted(&head))
+                format!("/\\n?/ {} {arguments} \"}}\" /\\n?/", quoted(&head))
             }
             CallFormat::Phi4Mini | CallFormat::Granite => {
                 let arguments = self.arguments(idx, function);
@@ -199,7 +229,7 @@ impl Rules<'_> {
             CallFormat::Mistral => {
                 let arguments = self.arguments(idx, function);
                 if (self.special)("[ARGS]").is_some() {
-                    return format!("{} {arguments}", self.marks(&format!("[TOOL_CALLS]{name}[ARGS]")));
+                    return format!("{} {arguments}", self.marks(&format!("{name}[ARGS]")));
                 }
                 format!("{} {arguments} \"}}\"", quoted(&format!("{{\"name\": {json_name}, \"arguments\": ")))
             }
@@ -222,17 +252,15 @@ impl Rules<'_> {
                 format!("{} {arguments}", self.marks(&head))
             }
             CallFormat::QwenCoder => {
-                let open = self.marks("<tool_call>");
-                let close = self.marks("</tool_call>");
-                let tags = ["<parameter=", ">\n", "\n</parameter>\n"];
+                let tags = Tags { open: "<parameter=", between: ">\n", padding: "\n", close: "</parameter>" };
                 let parameters = self.parameters(idx, function, tags);
-                format!("{open} {} {parameters} \"</function>\\n\" {close}", quoted(&format!("\n<function={name}>\n")))
+                format!("{} {parameters} \"</function>\"", quoted(&format!("{name}>\n")))
             }
             CallFormat::Glm => {
-                let (open, close) = (self.marks("<tool_call>"), self.marks("</tool_call>"));
-                let tags = ["<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"];
+                let tags =
+                    Tags { open: "<arg_key>", between: "</arg_key>\n<arg_value>", padding: "", close: "</arg_value>" };
                 let parameters = self.parameters(idx, function, tags);
-                format!("{open} {} {parameters} {close}", quoted(&format!("{name}\n")))
+                format!("{} {parameters}", quoted(&format!("{name}\n")))
             }
             CallFormat::Pythonic => {
                 let parameters = self.keywords(idx, function);
@@ -248,32 +276,44 @@ impl Rules<'_> {
     }
 
     /// Parameters between tags, in the schema's order.
-    fn parameters(&mut self, idx: usize, function: &CallableFunction, tags: [&str; 3]) -> String {
-        let [open, between, close] = tags;
+    fn parameters(&mut self, idx: usize, function: &CallableFunction, tags: Tags) -> String {
+        let Tags { open, between, padding, close } = tags;
+        if is_open(&function.parameters) {
+            return self.any_parameters(idx, tags);
+        }
         let mut rules = String::new();
         for (n, (key, schema, is_required)) in parameters_of(&function.parameters).into_iter().enumerate() {
             let name = format!("parameter_{idx}_{n}");
             let value = if is_text(&schema) && schema.get("enum").is_none() {
-                let rule = format!("text_{idx}_{n}");
-                self.rule(&format!("{rule}[lazy]"), &format!("/(.|\\n)*{}/", regex_of(close)));
-                rule
+                self.text_to(&format!("text_{idx}_{n}"), close)
             } else {
                 let spec = match texts_of(&schema) {
                     Some(texts) => GrammarSpec::Choice(texts),
                     None => GrammarSpec::Json(self.rooted(&schema, &function.parameters)),
                 };
                 let part = self.part(&format!("value_{idx}_{n}"), Part { spec, param: function.param.clone() });
-                format!("{part} {}", self.marks(close))
+                format!("{part} {}", self.marks(&format!("{padding}{close}")))
             };
             let head = self.marks(&format!("{open}{key}{between}"));
-            self.rule(&name, &format!("{head} {value}"));
+            self.rule(&name, &format!("{head} {value} \"\\n\""));
             rules.push_str(&format!(" {name}{}", if is_required { "" } else { "?" }));
         }
         rules
     }
 
+    /// Parameters of any names, with any texts.
+    fn any_parameters(&mut self, idx: usize, Tags { open, between, close, .. }: Tags) -> String {
+        let value = self.text_to(&format!("any_{idx}"), close);
+        format!("({} {KEY} {} {value} \"\\n\")*", self.marks(open), self.marks(between))
+    }
+
     /// Keyword arguments, in the schema's order. The required ones come first, so that commas stand between.
     fn keywords(&mut self, idx: usize, function: &CallableFunction) -> String {
+        if is_open(&function.parameters) {
+            let any = Part { spec: GrammarSpec::Json(json!({})), param: function.param.clone() };
+            let argument = format!("{KEY} \"=\" {}", self.part(&format!("any_{idx}"), any));
+            return format!("({argument} (\", \" {argument})*)?");
+        }
         let mut parameters = parameters_of(&function.parameters);
         parameters.sort_by_key(|(_, _, is_required)| !is_required);
         let mut rule = String::new();
@@ -306,28 +346,47 @@ impl Rules<'_> {
     }
 }
 
-/// What stands around calls.
-struct Layout {
-    begin: &'static str,
+/// What stands around the parameters of a call: in front of the key, of the value, and behind it.
+#[derive(Clone, Copy)]
+struct Tags {
+    open: &'static str,
     between: &'static str,
+    /// Between a value and what closes it: no part of a text.
+    padding: &'static str,
+    close: &'static str,
+}
+
+/// What stands around calls.
+pub(super) struct Layout {
+    /// What begins them; empty: the beginning of the answer does, or its header.
+    pub(super) mark: &'static str,
+    /// Behind the mark.
+    opening: &'static str,
+    /// Between calls behind one mark; `None`: each has a mark of its own.
+    between: Option<&'static str>,
+    /// Behind the last one.
     end: &'static str,
 }
 
-fn layout(format: CallFormat, special: &dyn Fn(&str) -> Option<TokenId>) -> Layout {
-    let (begin, between, end) = match format {
-        // Some models put their calls one right behind the other.
-        CallFormat::Hermes | CallFormat::QwenCoder | CallFormat::Glm => ("", "", ""),
-        CallFormat::Harmony => ("", "<|call|><|start|>assistant", ""),
-        CallFormat::Llama => ("", "; ", ""),
-        CallFormat::Mistral if special("[ARGS]").is_some() => ("", "", ""),
-        CallFormat::Mistral => ("[TOOL_CALLS][", ", ", "]"),
-        CallFormat::DeepSeek => ("<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>"),
-        CallFormat::Kimi => ("<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>"),
-        CallFormat::Phi4Mini => ("<|tool_call|>[", ", ", "]<|/tool_call|>"),
-        CallFormat::Granite => ("<|tool_call|>[", ", ", "]"),
-        CallFormat::Pythonic => ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
-    };
-    Layout { begin, between, end }
+pub(super) fn layout(format: CallFormat, special: &dyn Fn(&str) -> Option<TokenId>) -> Layout {
+    let each = |mark, opening, end| Layout { mark, opening, between: None, end };
+    let list = |mark, opening, between, end| Layout { mark, opening, between: Some(between), end };
+    match format {
+        CallFormat::Hermes | CallFormat::Glm => each("<tool_call>", "", "</tool_call>"),
+        CallFormat::QwenCoder if special("<seed:tool_call>").is_some() => {
+            each("<seed:tool_call>", "\n<function=", "\n</seed:tool_call>")
+        }
+        CallFormat::QwenCoder => each("<tool_call>", "\n<function=", "\n</tool_call>"),
+        CallFormat::Mistral if special("[ARGS]").is_some() => each("[TOOL_CALLS]", "", ""),
+        CallFormat::Mistral => list("[TOOL_CALLS]", "[", ", ", "]"),
+        CallFormat::Harmony => list("", "", "<|call|><|start|>assistant", ""),
+        CallFormat::Llama => list("", "", "; ", ""),
+        CallFormat::DeepSeek => list("<｜tool▁calls▁begin｜>", "", "\n", "<｜tool▁calls▁end｜>"),
+        CallFormat::Kimi => list("<|tool_calls_section_begin|>", "", "", "<|tool_calls_section_end|>"),
+        CallFormat::Phi4Mini => list("<|tool_call|>", "[", ", ", "]<|/tool_call|>"),
+        CallFormat::Granite => list("<|tool_call|>", "[", ", ", "]"),
+        CallFormat::Pythonic => list("<|tool_call_start|>", "[", ", ", "]<|tool_call_end|>"),
+    }
 }
 
 /// Arguments are an object, whether the schema says so or not. Without a schema there are none.
@@ -340,6 +399,19 @@ fn object_schema(parameters: &Value) -> Value {
             Value::Object(members)
         }
     }
+}
+
+/// A key that no schema names.
+const KEY: &str = "/[A-Za-z_][A-Za-z0-9_]*/";
+
+/// Whether a schema says nothing about parameters but that there may be some.
+fn is_open(parameters: &Value) -> bool {
+    *parameters == any_object()
+}
+
+/// The schema of arguments of which nothing is said.
+pub(super) fn any_object() -> Value {
+    json!({"type": "object"})
 }
 
 /// Key, schema, and whether it is required.
@@ -357,10 +429,10 @@ fn texts_of(schema: &Value) -> Option<Vec<String>> {
 }
 
 /// A text as a regular expression that matches it, inside slashes.
-fn regex_of(text: &str) -> String {
+pub(super) fn regex_of(text: &str) -> String {
     let escaped = |c: char| match c {
         '\n' => "\\n".to_owned(),
-        c if c.is_alphanumeric() || " <>_-=".contains(c) => c.to_string(),
+        c if !c.is_ascii() || c.is_alphanumeric() || " <>_-=".contains(c) => c.to_string(),
         c => format!("\\{c}"),
     };
     text.chars().map(escaped).collect()

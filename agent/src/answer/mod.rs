@@ -15,6 +15,7 @@ mod harmony;
 mod json_call;
 mod marked;
 mod marks;
+mod offered;
 mod pythonic;
 mod reasoning;
 mod sink;

@@ -1,5 +1,7 @@
 //! Every format, whole and in pieces. What the formats look like is the models' own chat templates' and model cards'.
 
+mod grammars;
+
 use serde_json::json;
 
 use super::*;
@@ -339,75 +341,4 @@ fn the_format_is_recognised_from_the_template() {
     assert_eq!(ReasoningFormat::of_template("x.split('</think>')"), Some(ReasoningFormat::Think));
     assert!(ReasoningFormat::Think.is_open_in("<|im_start|>assistant\n<think>\n"));
     assert!(!ReasoningFormat::Think.is_open_in("<think>\n\n</think>\n\n"));
-}
-
-/// Text drawn at random from what a grammar allows over single bytes, and whether it ended.
-fn drawn(constraint: &stoker_engine::constraint::Constraint, seed: u64) -> (String, bool) {
-    use rand::{RngExt, SeedableRng, rngs::StdRng};
-    const END: u32 = 256;
-    let (mut rng, mut matcher, mut bytes) = (StdRng::seed_from_u64(seed), constraint.0.matcher(), Vec::new());
-    for _ in 0..800 {
-        let mut mask = [0u32; 9];
-        matcher.allow(&mut mask).unwrap();
-        let allowed: Vec<u32> = (0..=END).filter(|token| mask[*token as usize / 32] >> (token % 32) & 1 == 1).collect();
-        // Mostly what ends something: the answer, a thought or a text, a value.
-        let favourite = [END, u32::from(b'"'), u32::from(b'}'), u32::from(b'<')]
-            .into_iter()
-            .find(|token| allowed.contains(token) && rng.random_range(0..4) > 0);
-        let token = favourite.unwrap_or_else(|| allowed[rng.random_range(0..allowed.len())]);
-        if token == END {
-            return (String::from_utf8(bytes).unwrap(), true);
-        }
-        matcher.accept(token).unwrap();
-        bytes.push(token as u8);
-    }
-    (String::from_utf8_lossy(&bytes).into_owned(), false)
-}
-
-#[test]
-fn whatever_the_grammar_of_a_required_call_allows_is_read_as_calls_that_follow_their_schemas() {
-    use stoker_engine::{Tokenizer, grammar::GrammarCompiler};
-    let compiler = GrammarCompiler::new(&Arc::new(Tokenizer::bytes()), &[256]).unwrap();
-    let parameters = json!({"type": "object", "required": ["city", "days"], "additionalProperties": false, "properties": {
-        "city": {"type": "string", "maxLength": 5}, "days": {"type": "integer", "minimum": 1, "maximum": 9},
-        "unit": {"enum": ["c", "f"]}}});
-    let functions = vec![
-        CallableFunction { name: "weather".into(), parameters: parameters.clone(), param: "a".into() },
-        CallableFunction { name: "now".into(), parameters: serde_json::Value::Null, param: "b".into() },
-    ];
-    for (name, format) in CallFormat::NAMES {
-        let schemas = ToolSchemas::new([("weather".to_owned(), parameters.clone())]);
-        let reading = Reading { schemas: Arc::new(schemas), ..reading(Some(format), None) };
-        let wanted = CallsWanted { functions: functions.clone(), is_required: true, are_parallel: true };
-        let grammar = answer_grammar(&reading, &wanted, None, &|_| None).unwrap();
-        let (constraint, _) = compiler.compile(&grammar.spec).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let texts: Vec<(String, bool)> = (0..40).map(|seed| drawn(&constraint, seed)).collect();
-        let n_ended = texts.iter().filter(|(_, ended)| *ended).count();
-        assert!(n_ended > 3, "{name}: {n_ended} ended: {:?}", texts[0].0);
-        for (text, _) in texts.into_iter().filter(|(_, ended)| *ended) {
-            check_calls(name, &text, &parse(&reading, [text.as_str()]));
-        }
-    }
-}
-
-#[track_caller]
-fn check_calls(name: &str, text: &str, pieces: &[Piece]) {
-    let (mut function, mut n_calls) = ("", 0);
-    for piece in pieces {
-        match piece {
-            Piece::Call { name, .. } => function = name,
-            Piece::Arguments(json) => {
-                let arguments: serde_json::Value =
-                    serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {text}"));
-                match function {
-                    "weather" => assert!(arguments["city"].is_string() && arguments["days"].is_i64(), "{name}: {text}"),
-                    _ => assert_eq!(arguments, json!({}), "{name}: {text}"),
-                }
-            }
-            Piece::CallEnd => n_calls += 1,
-            Piece::Reasoning(_) => {}
-            Piece::Text(said) => panic!("{name}: {said:?} of {text:?} is no call"),
-        }
-    }
-    assert!(n_calls > 0 && pieces.last() == Some(&Piece::CallEnd), "{name}: {text}");
 }

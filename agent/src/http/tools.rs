@@ -56,6 +56,7 @@ enum ToolKind {
 struct Function {
     name: String,
     parameters: Option<serde_json::Value>,
+    strict: Option<bool>,
 }
 
 /// Whether calls are wanted.
@@ -153,8 +154,9 @@ fn check_choice(choice: &Choice, functions: &[CallableFunction]) -> Result<(), A
 
 fn function(index: usize, tool: &Value) -> Result<CallableFunction, ApiError> {
     let path = format!("tools[{index}]");
-    let Tool { r#type: ToolKind::Function, function: Function { name, parameters } } = Tool::deserialize(tool.clone())
-        .map_err(|error| ApiError::invalid(&path, format!("`{path}` is not a function tool: {error}")))?;
+    let Tool { r#type: ToolKind::Function, function: Function { name, parameters, strict } } =
+        Tool::deserialize(tool.clone())
+            .map_err(|error| ApiError::invalid(&path, format!("`{path}` is not a function tool: {error}")))?;
     let is_name = |c: char| c.is_ascii_alphanumeric() || "_-./:".contains(c);
     if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.chars().all(is_name) {
         let path = format!("{path}.function.name");
@@ -170,7 +172,7 @@ fn function(index: usize, tool: &Value) -> Result<CallableFunction, ApiError> {
         let message = format!("`{param}` must be a JSON schema of an object, got {parameters}");
         return Err(ApiError::invalid(param, message));
     }
-    Ok(CallableFunction { name, parameters, param })
+    Ok(CallableFunction { name, parameters, is_strict: strict.unwrap_or(false), param })
 }
 
 #[cfg(test)]

@@ -171,6 +171,38 @@ async fn a_call_that_is_required_is_made_and_its_arguments_follow_the_schema() {
 }
 
 #[tokio::test]
+async fn a_strict_function_is_called_by_its_schema_where_the_model_may_choose() {
+    let parameters = json!({"type": "object", "required": ["n"], "additionalProperties": false,
+                            "properties": {"n": {"type": "integer", "minimum": 7, "maximum": 7}}});
+    let tools = |strict: Value| {
+        let function = json!({"name": "f", "parameters": parameters, "strict": strict});
+        json!({"tools": [{"type": "function", "function": function}], "parallel_tool_calls": false})
+    };
+    let says = r#"I look.<tool_call>{"name": "f", "arguments": {"m": true}}</tool_call>"#;
+    for (strict, expected) in
+        [(json!(true), json!({"n": 7})), (json!(false), json!({"m": true})), (json!(null), json!({"m": true}))]
+    {
+        let (message, reason) = constrained(says, CALLS, tools(strict.clone())).await;
+        assert_eq!((&message["content"], &reason), (&json!("I look."), &json!("tool_calls")), "strict {strict}");
+        let arguments = message["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
+        assert_eq!(serde_json::from_str::<Value>(arguments).unwrap(), expected, "strict {strict}");
+    }
+    let (message, reason) = constrained("I call nothing < at all.", CALLS, tools(json!(true))).await;
+    assert_eq!((&message["content"], reason), (&json!("I call nothing < at all."), json!("stop")));
+
+    let agent = Agent::with_template(SimScript::default(), CALLS);
+    let wrong =
+        json!({"name": "f", "strict": true, "parameters": {"type": "object", "properties": {"x": {"type": "y"}}}});
+    let (status, refused) =
+        agent.post("/v1/chat/completions", chat(json!({"tools": [{"type": "function", "function": wrong}]}))).await;
+    assert_eq!(
+        (status.as_u16(), &refused["error"]["param"]),
+        (400, &json!("tools[0].function.parameters")),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
 async fn a_structure_holds_behind_the_thoughts() {
     let fields = json!({"guided_choice": ["yes", "no"]});
     let (message, _) = constrained("<think>hm</think>yes", THINKS, fields).await;

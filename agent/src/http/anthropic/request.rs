@@ -56,6 +56,7 @@ struct WireTool {
     name: Option<String>,
     description: Option<String>,
     input_schema: Option<Box<RawValue>>,
+    strict: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -300,6 +301,9 @@ fn add_tools(chat: &mut Object, fields: &mut Fields) -> Result<(), ApiError> {
             function.add("description", &text_json(&description));
         }
         function.add("parameters", tool.input_schema.ok_or_else(|| missing("input_schema"))?.get());
+        if let Some(strict) = tool.strict {
+            function.add("strict", if strict { "true" } else { "false" });
+        }
         definition.add("type", "\"function\"");
         definition.add("function", &function.text());
         list.push(definition.text());
@@ -425,6 +429,7 @@ impl Filled for WireTool {
             "name" => self.name = map.next_value()?,
             "description" => self.description = map.next_value()?,
             "input_schema" => self.input_schema = map.next_value()?,
+            "strict" => self.strict = map.next_value()?,
             _ => pass_over(map, name, &NOTES)?,
         }
         Ok(())

@@ -194,8 +194,8 @@ fn prompt_of_chat() -> Value {
         "role": {"type": "string", "minLength": 1, "maxLength": 64}, "content": parts_of_text(), "name": text(),
         "tool_calls": list(call), "tool_call_id": text(), "refusal": text(), "reasoning": text(),
         "reasoning_content": text()}});
-    let function =
-        json!({"type": "object", "required": ["name"], "properties": {"name": name(), "parameters": object()}});
+    let function = json!({"type": "object", "required": ["name"], "properties": {
+            "name": name(), "parameters": object(), "strict": flag()}});
     let tool = json!({"type": "object", "required": ["type", "function"],
         "properties": {"type": one_of(["function"]), "function": function}});
     let by_name = json!({"type": "object", "required": ["type", "function"], "properties": {
@@ -288,7 +288,8 @@ fn message_prompt() -> Value {
     let message = json!({"type": "object", "required": ["role", "content"], "properties": {
         "role": one_of(["user", "assistant"]), "content": any_of([text(), list(content)])}});
     let tool = json!({"type": "object", "required": ["name", "input_schema"], "properties": {
-        "type": one_of(["custom"]), "name": name(), "description": text(), "input_schema": object()}});
+        "type": one_of(["custom"]), "name": name(), "description": text(), "input_schema": object(),
+        "strict": flag()}});
     let choice = closed(
         &["type"],
         json!({"type": one_of(["auto", "any", "none", "tool"]), "name": text(), "disable_parallel_tool_use": flag()}),
