@@ -31,6 +31,8 @@ pub struct CallsWanted {
     pub is_required: bool,
     /// There may be more than one.
     pub are_parallel: bool,
+    /// The model was shown others, which it may not call.
+    pub is_narrowed: bool,
 }
 
 /// A language inside an answer, and the field that asked for it.
@@ -68,7 +70,7 @@ pub fn answer_grammar(
 ) -> Option<AnswerGrammar> {
     let mut rules = Rules { special, lark: String::new(), parts: Vec::new() };
     let format = reading.calls.filter(|_| !calls.functions.is_empty());
-    let is_held = calls.functions.iter().any(|function| function.is_strict);
+    let is_held = calls.is_narrowed || calls.functions.iter().any(|function| function.is_strict);
     if let Some(format) = format.filter(|_| is_held && body.is_none() && !calls.is_required) {
         return Some(rules.whole(|rules| rules.offered(reading, format, calls)));
     }

@@ -157,7 +157,7 @@ fn plain(index: usize, message: WireMessage) -> Result<Message, ApiError> {
     if matches!(&message.content, Some(Content::Parts(parts)) if parts.is_empty()) {
         return Err(ApiError::empty_array(path("content"), format!("`{}` has no part: send text", path("content"))));
     }
-    let content = message.content.map(Content::into_text).or(message.refusal);
+    let content = said(message.content.map(Content::into_text), message.refusal);
     let may_be_empty = role == Role::Assistant && (!tool_calls.is_empty() || message.reasoning.is_some());
     if content.is_none() && !may_be_empty {
         let message = format!(
@@ -181,6 +181,16 @@ fn plain(index: usize, message: WireMessage) -> Result<Message, ApiError> {
         tool_call_id: message.tool_call_id,
         reasoning_content: message.reasoning,
     })
+}
+
+/// A refusal is a part of what was said, as it is in a list of parts.
+fn said(content: Option<String>, refusal: Option<String>) -> Option<String> {
+    match (content, refusal) {
+        (Some(content), Some(refusal)) if !content.is_empty() && !refusal.is_empty() => {
+            Some(format!("{content}\n{refusal}"))
+        }
+        (content, refusal) => content.filter(|text| !text.is_empty() || refusal.is_none()).or(refusal),
+    }
 }
 
 impl Role {
@@ -337,6 +347,22 @@ mod tests {
         .unwrap();
         assert_eq!(messages[0].tool_calls[0].function.arguments.get_attr("x").unwrap(), Value::from(1));
         assert_eq!(messages[1].tool_call_id.as_deref(), Some("c1"));
+    }
+
+    #[test]
+    fn a_refusal_is_a_part_of_what_was_said() {
+        let said = |members: &str| {
+            let messages = parse(&format!(r#"[{{"role": "assistant", {members}}}]"#)).unwrap();
+            messages[0].content.as_str().to_owned()
+        };
+        let parts = r#""content": [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "no"}]"#;
+        for both in [parts, r#""content": "a", "refusal": "no""#] {
+            assert_eq!(said(both), "a\nno");
+        }
+        assert_eq!(said(r#""content": null, "refusal": "no""#), "no");
+        assert_eq!(said(r#""content": "", "refusal": "no""#), "no");
+        assert_eq!(said(r#""content": "a", "refusal": """#), "a");
+        assert_eq!(said(r#""content": "", "refusal": null"#), "");
     }
 
     #[test]

@@ -28,10 +28,23 @@ pub(crate) struct Tools {
 
 /// `tool_choice` on the wire.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "expected `none`, `auto`, `required` or a function by name")]
+#[serde(untagged, expecting = "expected `none`, `auto`, `required`, a function by name or `allowed_tools`")]
 enum WireChoice {
     Word(String),
-    Named { r#type: String, function: Option<NamedFunction> },
+    Typed { r#type: String, function: Option<NamedFunction>, allowed_tools: Option<AllowedTools> },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AllowedTools {
+    mode: String,
+    tools: Vec<AllowedTool>,
+}
+
+#[derive(Deserialize)]
+struct AllowedTool {
+    r#type: ToolKind,
+    function: NamedFunction,
 }
 
 #[derive(Deserialize)]
@@ -66,6 +79,11 @@ enum Choice {
     Auto,
     Required,
     Named(String),
+    /// One of these, if any or at any rate.
+    Allowed {
+        names: Vec<String>,
+        is_required: bool,
+    },
 }
 
 impl Tools {
@@ -78,28 +96,36 @@ impl Tools {
             shown.iter().enumerate().map(|(index, tool)| function(index, tool)).collect::<Result<Vec<_>, _>>()?;
         check_names(&functions)?;
         check_choice(&choice, &functions)?;
-        let wanted = CallsWanted { functions: Vec::new(), is_required: false, are_parallel };
+        let wanted = CallsWanted { are_parallel, ..CallsWanted::default() };
         if choice == Choice::None || shown.is_empty() {
             return Ok(Self { shown: Vec::new(), schemas: Arc::default(), wanted });
         }
         let schemas = functions.iter().map(|function| (function.name.clone(), function.parameters.clone()));
         let schemas = Arc::new(ToolSchemas::new(schemas));
         let wanted = match choice {
-            Choice::Named(name) => CallsWanted {
-                functions: functions.into_iter().filter(|function| function.name == name).collect(),
-                is_required: true,
-                are_parallel: false,
-            },
-            choice => CallsWanted { functions, is_required: choice == Choice::Required, are_parallel },
+            Choice::Named(name) => {
+                CallsWanted { functions: named(functions, &[name]), is_required: true, ..CallsWanted::default() }
+            }
+            Choice::Allowed { names, is_required } => {
+                CallsWanted { functions: named(functions, &names), is_required, are_parallel, is_narrowed: true }
+            }
+            choice => {
+                CallsWanted { functions, is_required: choice == Choice::Required, are_parallel, is_narrowed: false }
+            }
         };
         Ok(Self { shown, schemas, wanted })
     }
 }
 
+fn named(functions: Vec<CallableFunction>, names: &[String]) -> Vec<CallableFunction> {
+    functions.into_iter().filter(|function| names.contains(&function.name)).collect()
+}
+
 fn choice(fields: &mut Fields) -> Result<Choice, ApiError> {
     let unknown = |choice: &str| {
-        let message =
-            format!("tool_choice `{choice}` is not supported: use `none`, `auto`, `required` or a function by name");
+        let message = format!(
+            "tool_choice `{choice}` is not supported: use `none`, `auto`, `required`, a function by name or `allowed_tools`"
+        );
         Err(ApiError::unsupported("tool_choice", message))
     };
     match fields.object("tool_choice")? {
@@ -110,15 +136,38 @@ fn choice(fields: &mut Fields) -> Result<Choice, ApiError> {
             "required" => Ok(Choice::Required),
             other => unknown(other),
         },
-        Some(WireChoice::Named { r#type, function }) => match function {
-            Some(function) if r#type == "function" => Ok(Choice::Named(function.name)),
-            Some(_) => unknown(&r#type),
-            None if r#type == "function" => {
-                let param = "tool_choice.function.name";
-                Err(FieldError::Missing { field: param.to_owned() }.into())
-            }
-            None => unknown(&r#type),
+        Some(WireChoice::Typed { r#type, function, allowed_tools }) => match (r#type.as_str(), function, allowed_tools)
+        {
+            ("function", Some(function), _) => Ok(Choice::Named(function.name)),
+            ("allowed_tools", _, Some(allowed)) => allowed.choice(),
+            ("function", None, _) => Err(missing("tool_choice.function.name")),
+            ("allowed_tools", _, None) => Err(missing("tool_choice.allowed_tools")),
+            (other, ..) => unknown(other),
         },
+    }
+}
+
+fn missing(field: &str) -> ApiError {
+    FieldError::Missing { field: field.to_owned() }.into()
+}
+
+impl AllowedTools {
+    fn choice(self) -> Result<Choice, ApiError> {
+        let is_required = match self.mode.as_str() {
+            "auto" => false,
+            "required" => true,
+            other => {
+                let path = "tool_choice.allowed_tools.mode";
+                return Err(ApiError::invalid(path, format!("`{path}` is `{other}`: use `auto` or `required`")));
+            }
+        };
+        if self.tools.is_empty() {
+            let path = "tool_choice.allowed_tools.tools";
+            let message = format!("`{path}` is empty: name a tool, or send `tool_choice: none`");
+            return Err(ApiError::empty_array(path, message));
+        }
+        let name = |AllowedTool { r#type: ToolKind::Function, function }: AllowedTool| function.name;
+        Ok(Choice::Allowed { names: self.tools.into_iter().map(name).collect(), is_required })
     }
 }
 
@@ -136,19 +185,28 @@ fn check_names(functions: &[CallableFunction]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// What must be called must be there.
+/// What is named, and what must be called, must be there.
 fn check_choice(choice: &Choice, functions: &[CallableFunction]) -> Result<(), ApiError> {
-    match choice {
-        Choice::None | Choice::Auto => Ok(()),
-        Choice::Required | Choice::Named(_) if functions.is_empty() => {
-            Err(ApiError::invalid("tool_choice", "`tool_choice` asks for a call, but `tools` is empty: send tools"))
-        }
-        Choice::Named(name) if !functions.iter().any(|function| function.name == *name) => {
+    let names = match choice {
+        Choice::None | Choice::Auto => return Ok(()),
+        Choice::Required => &[][..],
+        Choice::Named(name) => std::slice::from_ref(name),
+        Choice::Allowed { names, .. } => names,
+    };
+    if functions.is_empty() {
+        return Err(ApiError::invalid(
+            "tool_choice",
+            "`tool_choice` asks for a call, but `tools` is empty: send tools",
+        ));
+    }
+    let is_known = |name: &&String| functions.iter().any(|function| function.name == **name);
+    match names.iter().find(|name| !is_known(name)) {
+        None => Ok(()),
+        Some(name) => {
             let known: Vec<&str> = functions.iter().map(|function| function.name.as_str()).collect();
             let message = format!("tool_choice `{name}` is not among the tools: use {}", known.join(", "));
             Err(ApiError::invalid("tool_choice", message))
         }
-        Choice::Required | Choice::Named(_) => Ok(()),
     }
 }
 
@@ -205,12 +263,18 @@ mod tests {
         assert_eq!(wanted(json!("required")), (2, "fg".into(), true, true));
         let named = json!({"type": "function", "function": {"name": "g"}});
         assert_eq!(wanted(named), (2, "g".into(), true, false));
+        let allowed = |mode: &str, tools: serde_json::Value| json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}});
+        let only = json!([{"type": "function", "function": {"name": "g"}}]);
+        assert_eq!(wanted(allowed("auto", only.clone())), (2, "g".into(), false, true), "all are shown");
+        assert_eq!(wanted(allowed("required", only)), (2, "g".into(), true, true));
+        assert_eq!(wanted(allowed("required", tools.clone())), (2, "fg".into(), true, true));
         assert_eq!(take(&json!({"tool_choice": "none"})).unwrap().shown.len(), 0);
     }
 
     #[test]
     fn mistakes_are_named_by_their_path() {
         let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+        let allowed = |allowed: serde_json::Value| json!({"tools": [tool("f")], "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}});
         for (body, param) in [
             (json!({"tools": [tool("f"), {"type": "retrieval"}]}), "tools[1]"),
             (json!({"tools": [tool("")]}), "tools[0].function.name"),
@@ -226,6 +290,11 @@ mod tests {
             (json!({"tools": [tool("f")], "tool_choice": "always"}), "tool_choice"),
             (json!({"tools": [tool("f")], "tool_choice": {"type": "function"}}), "tool_choice.function.name"),
             (json!({"tool_choice": "required"}), "tool_choice"),
+            (allowed(json!({"mode": "auto", "tools": [named("g")]})), "tool_choice"),
+            (allowed(json!({"mode": "all", "tools": [named("f")]})), "tool_choice.allowed_tools.mode"),
+            (allowed(json!({"mode": "auto", "tools": []})), "tool_choice.allowed_tools.tools"),
+            (allowed(json!({"mode": "auto", "tools": [{"type": "mcp", "server_label": "s"}]})), "tool_choice"),
+            (allowed(json!(null)), "tool_choice.allowed_tools"),
         ] {
             let error = take(&body).map(|_| ()).unwrap_err();
             assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(param)), "{body}: {error:?}");

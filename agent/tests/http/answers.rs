@@ -203,6 +203,38 @@ async fn a_strict_function_is_called_by_its_schema_where_the_model_may_choose() 
 }
 
 #[tokio::test]
+async fn of_allowed_tools_no_other_is_called() {
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}});
+    let says = r#"Well.<tool_call>{"name": "f", "arguments": {"m": true}}</tool_call>"#;
+    for (mode, said) in [("auto", json!("Well.")), ("required", Value::Null)] {
+        let allowed = json!({"mode": mode, "tools": [{"type": "function", "function": {"name": "g"}}]});
+        let choice = json!({"type": "allowed_tools", "allowed_tools": allowed});
+        let fields = json!({"tools": [tool("f"), tool("g")], "tool_choice": choice, "parallel_tool_calls": false});
+        let (message, _) = constrained(says, CALLS, fields).await;
+        let call = &message["tool_calls"][0]["function"];
+        assert_eq!((&message["content"], &call["name"]), (&said, &json!("g")), "{mode}: {message}");
+    }
+    let agent = Agent::with_template(SimScript { completion: says.into(), ..SimScript::default() }, CALLS);
+    let flat = |name: &str| json!({"type": "function", "name": name});
+    let ask = |choice: Value| json!({"input": "x", "tools": [flat("f"), flat("g")], "tool_choice": choice});
+    let choice = json!({"type": "allowed_tools", "mode": "auto", "tools": [flat("g")]});
+    let (status, response) = agent.post("/v1/responses", ask(choice.clone())).await;
+    assert_eq!((status.as_u16(), &response["tool_choice"]), (200, &choice), "{response}");
+    let names: Vec<&Value> = response["output"].as_array().unwrap().iter().map(|item| &item["name"]).collect();
+    assert_eq!(names, [&Value::Null, &json!("g")], "{response}");
+    for (wrong, param) in [
+        (json!({"type": "allowed_tools", "mode": "any", "tools": [flat("g")]}), "tool_choice.mode"),
+        (json!({"type": "allowed_tools", "tools": []}), "tool_choice.tools"),
+        (json!({"type": "allowed_tools", "tools": [{"type": "file_search"}]}), "tool_choice.tools[0]"),
+        (json!({"type": "allowed_tools", "tools": [flat("h")]}), "tool_choice"),
+        (json!({"type": "web_search"}), "tool_choice"),
+    ] {
+        let (status, refused) = agent.post("/v1/responses", ask(wrong)).await;
+        assert_eq!((status.as_u16(), &refused["error"]["param"]), (400, &json!(param)), "{refused}");
+    }
+}
+
+#[tokio::test]
 async fn a_structure_holds_behind_the_thoughts() {
     let fields = json!({"guided_choice": ["yes", "no"]});
     let (message, _) = constrained("<think>hm</think>yes", THINKS, fields).await;

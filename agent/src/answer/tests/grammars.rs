@@ -402,7 +402,8 @@ fn whatever_the_grammar_of_a_required_call_allows_is_read_as_calls_that_follow_t
     for (name, format) in CallFormat::NAMES {
         let schemas = ToolSchemas::new([("weather".to_owned(), parameters.clone())]);
         let reading = Reading { schemas: Arc::new(schemas), ..reading(Some(format), None) };
-        let wanted = CallsWanted { functions: functions.clone(), is_required: true, are_parallel: true };
+        let wanted =
+            CallsWanted { functions: functions.clone(), is_required: true, are_parallel: true, is_narrowed: false };
         let grammar = answer_grammar(&reading, &wanted, None, &|_| None).unwrap();
         let (constraint, _) = compiler.compile(&grammar.spec).unwrap_or_else(|error| panic!("{name}: {error}"));
         let texts: Vec<(String, bool)> = (0..40).map(|seed| drawn(&constraint, seed)).collect();

@@ -200,9 +200,12 @@ fn prompt_of_chat() -> Value {
         "properties": {"type": one_of(["function"]), "function": function}});
     let by_name = json!({"type": "object", "required": ["type", "function"], "properties": {
         "type": one_of(["function"]), "function": {"type": "object", "required": ["name"], "properties": {"name": text()}}}});
+    let allowed = json!({"type": "object", "required": ["type", "allowed_tools"], "properties": {
+        "type": one_of(["allowed_tools"]), "allowed_tools": {"type": "object", "required": ["mode", "tools"], "properties": {
+            "mode": one_of(["auto", "required"]), "tools": {"type": "array", "items": by_name, "minItems": 1}}}}});
     json!({
         "model": text(), "messages": {"type": "array", "items": message, "minItems": 1}, "tools": list(tool),
-        "tool_choice": any_of([one_of(["none", "auto", "required"]), by_name]), "parallel_tool_calls": flag(),
+        "tool_choice": any_of([one_of(["none", "auto", "required"]), by_name, allowed]), "parallel_tool_calls": flag(),
         "add_generation_prompt": flag(), "continue_final_message": flag(), "documents": list(json!({})),
         "chat_template_kwargs": object(), "reasoning_effort": efforts(), "chat_template": text(),
         "add_special_tokens": flag(),
@@ -254,6 +257,8 @@ fn responses() -> Value {
         "name": name(), "description": text(), "parameters": object(), "strict": flag()}, "additionalProperties": false});
     let by_name = json!({"type": "object", "required": ["type", "name"], "properties": {
         "type": one_of(["function"]), "name": text()}});
+    let allowed = json!({"type": "object", "required": ["type", "tools"], "properties": {"type": one_of(["allowed_tools"]),
+        "mode": one_of(["auto", "required"]), "tools": {"type": "array", "items": by_name, "minItems": 1}}});
     let format = any_of([
         closed(&["type"], json!({"type": one_of(["text", "json_object"])})),
         closed(
@@ -267,7 +272,7 @@ fn responses() -> Value {
         "store": flag(), "background": flag(), "metadata": labels(), "service_tier": one_of(["auto", "default", ""]),
         "include": list(one_of(["message.output_text.logprobs", "reasoning.encrypted_content"])),
         "top_logprobs": integer(0, 20), "tools": list(tool), "parallel_tool_calls": flag(),
-        "tool_choice": any_of([one_of(["none", "auto", "required"]), by_name]),
+        "tool_choice": any_of([one_of(["none", "auto", "required"]), by_name, allowed]),
         "text": closed(&[], json!({"format": format, "verbosity": one_of(["medium"])})),
         "reasoning": closed(&[], json!({"effort": efforts(), "summary": one_of(["auto"]), "generate_summary": one_of(["auto"])})),
         "chat_template_kwargs": object(), "thinking_token_budget": count_from(-1), "request_id": name(),

@@ -227,6 +227,7 @@ fn in_its_words(error: ApiError) -> ApiError {
                 param.replacen("response_format", "text.format", 1).replacen(".json_schema", "", 1)
             }
             _ if param.starts_with("tools[") => param.replacen(".function", "", 1),
+            _ if param.starts_with("tool_choice.allowed_tools.") => param.replacen(".allowed_tools", "", 1),
             _ => return None,
         })
     })

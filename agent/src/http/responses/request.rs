@@ -407,8 +407,11 @@ fn add_tools(chat: &mut Object, echoed: &mut Vec<(&'static str, Value)>, fields:
                 &format!("{{\"type\":\"function\",\"function\":{{\"name\":{}}}}}", text_json(name)),
             );
         }
+        Some(Value::Object(allowed)) if allowed.get("type").is_some_and(|kind| kind == "allowed_tools") => {
+            chat.add("tool_choice", &allowed_tools(allowed)?.to_string());
+        }
         Some(_) => {
-            let message = "`tool_choice` is `none`, `auto`, `required` or {\"type\": \"function\", \"name\": …}";
+            let message = "`tool_choice` is `none`, `auto`, `required`, {\"type\": \"function\", \"name\": …} or of type `allowed_tools`";
             return Err(ApiError::invalid("tool_choice", message));
         }
         None => {}
@@ -417,6 +420,22 @@ fn add_tools(chat: &mut Object, echoed: &mut Vec<(&'static str, Value)>, fields:
     echoed.push(("tools", with_members(tools, &["description", "parameters", "strict"])));
     echoed.push(("tool_choice", choice.unwrap_or_else(|| "auto".into())));
     Ok(())
+}
+
+/// The same in the form of chat, which nests what it is about.
+fn allowed_tools(choice: &serde_json::Map<String, Value>) -> Result<Value, ApiError> {
+    let tools = choice.get("tools").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let tool = |(index, tool): (usize, &Value)| match (tool["type"].as_str(), tool["name"].as_str()) {
+        (Some("function"), Some(name)) => Ok(serde_json::json!({"type": "function", "function": {"name": name}})),
+        _ => {
+            let path = format!("tool_choice.tools[{index}]");
+            let message = format!("`{path}` is no function by name: send {{\"type\": \"function\", \"name\": …}}");
+            Err(ApiError::unsupported(path, message))
+        }
+    };
+    let tools = tools.iter().enumerate().map(tool).collect::<Result<Vec<_>, _>>()?;
+    let mode = choice.get("mode").cloned().unwrap_or_else(|| "auto".into());
+    Ok(serde_json::json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}))
 }
 
 /// Answers repeat tools with all members that a function has.
