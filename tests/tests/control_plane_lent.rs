@@ -1,6 +1,8 @@
 //! A control plane that goes from one user to the next: what the first one left is gone, what it changed is as before, and controllers work
 //! for the second one as for the first.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
 use std::{collections::BTreeMap, process::Command};
 
 use serde_json::{Value, json};
