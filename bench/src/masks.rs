@@ -171,7 +171,11 @@ impl Bench {
         thread::spawn(move || {
             while !is_over.load(Ordering::Relaxed) {
                 match finish(engine.submit(request.clone())?)? {
-                    FinishReason::Error(reason) if !is_over.load(Ordering::Relaxed) => bail!("{reason}"),
+                    FinishReason::Unfollowed(reason) | FinishReason::Error(reason)
+                        if !is_over.load(Ordering::Relaxed) =>
+                    {
+                        bail!("{reason}")
+                    }
                     _ => {}
                 }
             }

@@ -41,7 +41,8 @@ pub trait Grammar: Debug + Send + Sync {
 }
 
 /// One completion's way through its grammar. Goes from grammar thread to grammar thread, survives preemption, is dropped
-/// when the request ends. An error ends the request with that text as its reason, and nobody else's; so does a panic.
+/// when the request ends. An error ends the request as [`Unfollowed`](crate::FinishReason::Unfollowed) with that text, a panic as
+/// an error of ours; neither ends anybody else's.
 ///
 /// Calls come in pairs: `allow`, then `accept` of the token that was drawn under that mask. The last `accept` may be
 /// missing: a request may end at any time, and the token that ends it is not told.

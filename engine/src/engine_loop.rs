@@ -234,7 +234,7 @@ impl EngineLoop {
     fn end_violators(&mut self, violations: Vec<Violation>) {
         for Violation { id, reason } in violations {
             self.matchers.close(id);
-            self.state.end(id, FinishReason::Error(reason));
+            self.state.end(id, reason);
         }
     }
 

@@ -17,7 +17,7 @@ use std::{
 
 use crate::{
     constraint::{Constraint, Matcher},
-    request::{RequestId, TokenId},
+    request::{FinishReason, RequestId, TokenId},
 };
 
 /// Threads at most: 64 masks of 50 us each, the slow ones, are ready in less than a millisecond.
@@ -153,7 +153,7 @@ pub(crate) enum Spelling {
 }
 
 /// A walk that is back with its mask, or why it cannot go on.
-pub(crate) type Return = (RequestId, Result<Walk, String>);
+pub(crate) type Return = (RequestId, Result<Walk, FinishReason>);
 
 /// The threads, as the engine thread sees them. They end when it lets go of this.
 #[derive(Debug)]
@@ -206,7 +206,10 @@ fn work(inbox: &Mutex<Receiver<(RequestId, Task)>>, outbox: &Sender<Return>) {
         let next = inbox.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok((id, task)) = next else { return };
         let done = catch_unwind(AssertUnwindSafe(|| advance(task)));
-        let done = done.unwrap_or_else(|_| Err("the grammar failed: its matcher panicked".into()));
+        let done = match done {
+            Ok(done) => done.map_err(FinishReason::Unfollowed),
+            Err(_) => Err(FinishReason::Error("the grammar failed: its matcher panicked".into())),
+        };
         if let Some(back) = done.transpose()
             && outbox.send((id, back)).is_err()
         {

@@ -13,7 +13,7 @@ use std::{
 use crate::{
     constraint::{Masks, mask_words},
     grammar_threads::{GrammarThreads, Return, Spelling, Task, Walk},
-    request::{Request, RequestId, TokenId},
+    request::{FinishReason, Request, RequestId, TokenId},
     sched::{SampledToken, SchedLimits},
     sequence::Sequence,
 };
@@ -38,7 +38,7 @@ impl Awaited {
 #[derive(Debug, PartialEq)]
 pub(crate) struct Violation {
     pub(crate) id: RequestId,
-    pub(crate) reason: String,
+    pub(crate) reason: FinishReason,
 }
 
 /// Where the matcher of an open request is.
@@ -49,7 +49,7 @@ enum Place {
     /// Here, with the mask of the next draw.
     Here(Walk),
     /// Nowhere: it cannot go on.
-    Lost(String),
+    Lost(FinishReason),
 }
 
 /// The matchers of open requests, and the memory of a step's masks.
@@ -102,7 +102,7 @@ impl Matchers {
                     Ok(true) => continue,
                     Ok(false) => {}
                     Err(reason) => {
-                        *place = Place::Lost(reason);
+                        *place = Place::Lost(FinishReason::Error(reason));
                         continue;
                     }
                 }
@@ -185,10 +185,13 @@ impl Matchers {
         let mut violations = Vec::new();
         for (mask, awaited) in words.chunks_exact_mut(*n_words_each).zip(awaited) {
             let filled = match open.get(&awaited.id) {
-                Some(Place::Here(walk)) => walk.fill_next(mask).and_then(|()| match awaited.is_below_minimum {
-                    true => ban_the_end(mask, limits),
-                    false => Ok(()),
-                }),
+                Some(Place::Here(walk)) => {
+                    let filled = walk.fill_next(mask).and_then(|()| match awaited.is_below_minimum {
+                        true => ban_the_end(mask, limits),
+                        false => Ok(()),
+                    });
+                    filled.map_err(FinishReason::Unfollowed)
+                }
                 Some(Place::Lost(reason)) => Err(reason.clone()),
                 Some(Place::Away) | None => {
                     mask.fill(u32::MAX);

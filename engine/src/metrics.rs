@@ -98,7 +98,7 @@ impl FinishedCounts {
             FinishReason::Stop => self.stop += 1,
             FinishReason::Length => self.length += 1,
             FinishReason::Abort => self.abort += 1,
-            FinishReason::Expired | FinishReason::Error(_) => self.error += 1,
+            FinishReason::Expired | FinishReason::Unfollowed(_) | FinishReason::Error(_) => self.error += 1,
         }
     }
 }

@@ -153,6 +153,8 @@ pub enum FinishReason {
     Abort,
     /// Its deadline passed before it began.
     Expired,
+    /// Its constraint cannot be followed any further: a limit was met, which the text names, or nothing may come.
+    Unfollowed(String),
     /// The engine failed; the text says how.
     Error(String),
 }

@@ -79,6 +79,12 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "engine_error", format!("the engine ended this request: {reason}"))
     }
 
+    /// What its answer must look like cannot be followed to the answer's end. No other replica could.
+    pub(crate) fn unfollowed(reason: &str) -> Self {
+        let message = format!("the form that this request asks for cannot be followed any further: {reason}");
+        Self::new(StatusCode::BAD_REQUEST, "structure_not_followed", message)
+    }
+
     /// It did not begin by its deadline.
     pub(crate) fn expired() -> Self {
         let message = "`deadline_ms` passed while the request waited for its turn: send it with a later one, with a `priority` that is \

@@ -72,6 +72,7 @@ impl Arrival {
     pub(crate) fn failed(&self, reason: &FinishReason) -> ApiError {
         let why = match reason {
             FinishReason::Expired => return ApiError::expired(),
+            FinishReason::Unfollowed(why) => return ApiError::unfollowed(why),
             FinishReason::Error(why) => why,
             FinishReason::Stop | FinishReason::Length | FinishReason::Abort => "it was aborted",
         };

@@ -160,13 +160,15 @@ pub(crate) fn finish_name(reason: FinishReason) -> Result<&'static str, FinishRe
     match reason {
         FinishReason::Stop => Ok("stop"),
         FinishReason::Length => Ok("length"),
-        FinishReason::Abort | FinishReason::Expired | FinishReason::Error(_) => Err(reason),
+        FinishReason::Abort | FinishReason::Expired | FinishReason::Unfollowed(_) | FinishReason::Error(_) => {
+            Err(reason)
+        }
     }
 }
 
 /// Whether a choice ended without an answer, before anybody asked for its end.
 pub(crate) fn has_failed(reason: &FinishReason) -> bool {
-    matches!(reason, FinishReason::Expired | FinishReason::Error(_))
+    matches!(reason, FinishReason::Expired | FinishReason::Unfollowed(_) | FinishReason::Error(_))
 }
 
 /// What is known of a choice whose engine says nothing any more.

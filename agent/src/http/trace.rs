@@ -30,7 +30,7 @@ impl RequestSpan {
         let RequestEvent::Finished { reason, usage, timing, .. } = event else { return };
         let took = timing.map_or(Duration::ZERO, |timing| Duration::from_secs_f64(timing.e2e_seconds.max(0.0)));
         let error = match reason {
-            FinishReason::Error(reason) => Some(reason.clone()),
+            FinishReason::Unfollowed(reason) | FinishReason::Error(reason) => Some(reason.clone()),
             FinishReason::Expired => Some("its deadline passed before it began".to_owned()),
             FinishReason::Stop | FinishReason::Length | FinishReason::Abort => None,
         };
@@ -60,6 +60,6 @@ fn finish_word(reason: &FinishReason) -> Option<&'static str> {
         FinishReason::Stop => Some("stop"),
         FinishReason::Length => Some("length"),
         FinishReason::Abort => Some("abort"),
-        FinishReason::Expired | FinishReason::Error(_) => None,
+        FinishReason::Expired | FinishReason::Unfollowed(_) | FinishReason::Error(_) => None,
     }
 }

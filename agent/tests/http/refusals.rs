@@ -163,6 +163,32 @@ async fn a_request_that_has_not_begun_by_its_deadline_ends_by_that_name_and_is_c
 }
 
 #[tokio::test]
+async fn a_form_that_cannot_be_followed_to_its_end_ends_its_request_by_the_limit_and_no_other() {
+    let agent = Agent::slow(EngineLimits::default());
+    let mut other = agent.open_stream().await;
+    // Behind each of the letters all the words may come again.
+    let words: Vec<String> =
+        ('a'..='p').map(String::from).chain((0..9_000).map(|n| format!("~{n}"))).map(|w| format!("\"{w}\"")).collect();
+    let grammar = format!("start: /[xyz]{{3}}!/ w+\nw: {}", words.join(" | "));
+    let too_many = "more than 50000 ways for one token";
+    for (fields, said) in [
+        (json!({"structured_outputs": {"grammar": grammar}}), too_many),
+        (json!({"structured_outputs": {"choice": ["xy"]}, "min_tokens": 9}), "lower min_tokens"),
+    ] {
+        let (status, answer) = agent.post("/v1/chat/completions", chat(fields.clone())).await;
+        let error = &answer["error"];
+        assert_eq!((status.as_u16(), &error["code"]), (400, &json!("structure_not_followed")), "{answer}");
+        assert!(error["message"].as_str().unwrap().contains(said), "{answer}");
+        let mut streamed = chat(fields);
+        streamed["stream"] = json!(true);
+        let body = agent.send("POST", "/v1/chat/completions", &streamed.to_string()).await.into_body();
+        let last = events(&Stream { body }.rest().await).pop().unwrap();
+        assert_eq!(last["error"]["code"], "structure_not_followed", "{last}");
+    }
+    assert!(other.next().await.is_some(), "who runs beside it goes on");
+}
+
+#[tokio::test]
 async fn contradictory_pairs_are_refused_by_one_of_their_names() {
     let agent = Agent::with_template(SimScript::default(), CALLS);
     let function = |name: &str| json!({"type": "function", "function": {"name": name}});

@@ -74,6 +74,9 @@ const STACK_BYTES: usize = 256 << 20;
 /// at its next token: a rule with as many literals as `MAX_LARK_BYTES` has room for stays below this one. What a mask may cost is bounded beside it.
 const MAX_ITEMS_IN_ROW: usize = 32 * 1024;
 
+/// States that a lexer may come to: 1 to 2 KB each. llguidance's own limit is 250,000; a completion may get a lexer to itself.
+const MAX_LEXER_STATES: usize = 100_000;
+
 impl GrammarCompiler {
     /// A compiler over a model's vocabulary; `eos` are the tokens that may end a completion. Takes a fraction of a second
     /// for a large vocabulary.
@@ -84,6 +87,7 @@ impl GrammarCompiler {
         let mut factory = factory.map_err(|error| GrammarError::Vocabulary(format!("{error:#}")))?;
         factory.quiet();
         factory.limits_mut().max_items_in_row = MAX_ITEMS_IN_ROW;
+        factory.limits_mut().max_lexer_states = MAX_LEXER_STATES;
         let words = Arc::new(Words::new(factory.slicer()));
         Ok(Self { factory, words, cache: Mutex::default() })
     }
@@ -102,7 +106,7 @@ impl GrammarCompiler {
 
     fn compiled(&self, spec: &GrammarSpec) -> Result<Compiled, GrammarError> {
         let parser = self.parser(spec)?;
-        Compiled::new(parser).map_err(|reason| GrammarError::Refused(excerpt(&reason)))
+        Compiled::new(parser, Arc::clone(&self.words)).map_err(GrammarError::Refused)
     }
 
     fn parser(&self, spec: &GrammarSpec) -> Result<TokenParser, GrammarError> {

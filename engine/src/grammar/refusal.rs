@@ -1,6 +1,7 @@
 //! What a refusal says: where the mistake is, and of what was sent no more than what stands around it. A grammar may be long, and its
 //! author has it.
 
+use llguidance::api::ParserLimits;
 use regex_syntax::{Parser, ast::Span};
 
 /// Longest reason in characters, and longest of its lines: llguidance repeats the grammar.
@@ -15,6 +16,26 @@ pub(super) fn excerpt(reason: &str) -> String {
     let reason = reason.split("\n<state>").next().unwrap_or(reason).trim();
     let lines: Vec<String> = reason.lines().map(|line| first_chars(line, LINE_CHARS)).collect();
     first_chars(&lines.join("\n"), REASON_CHARS)
+}
+
+/// Why llguidance cannot go on: where that is one of its limits, which one and what to change.
+pub(super) fn limit_in_words(reason: &str, limits: &ParserLimits) -> String {
+    const SHORTER: &str = "shorten repetitions such as `{0,5000}` and long alternatives in it";
+    const FLATTER: &str =
+        "let rules repeat with `*` or refer to themselves at their beginning, and texts have one way to be matched";
+    let ParserLimits { step_lexer_fuel, max_lexer_states, step_max_items, max_items_in_row, .. } = limits;
+    let is = |words: &str| reason.contains(words);
+    if is("too many expressions") {
+        format!("its patterns take more than {step_lexer_fuel} steps for one token: {SHORTER}")
+    } else if is("too many states") {
+        format!("its patterns have more than {max_lexer_states} states: {SHORTER}")
+    } else if is("Too many items") {
+        format!("its rules can be followed in more than {step_max_items} ways for one token: {FLATTER}")
+    } else if is("Current row has") {
+        format!("its rules can be followed in more than {max_items_in_row} ways at one place: {FLATTER}")
+    } else {
+        excerpt(reason)
+    }
 }
 
 /// Where a regular expression stops being one, and why; `None` if it is one, and refused for another reason.

@@ -1,5 +1,7 @@
 //! Grammars over real vocabularies: whatever is drawn under the masks belongs to the language.
 
+mod limits;
+
 use std::{fs, path::Path};
 
 use serde_json::{Value, json};

@@ -140,7 +140,7 @@ fn is_text(rec: &mut ParserRecognizer<'_>, state: StateID) -> bool {
     rec.lexer_mut().check_subsume(state, TEXT_SLICE, TEXT_BUDGET, None).unwrap_or(false)
 }
 
-/// How far words may go on from each state of a grammar's lexemes. States are the grammar's own: all its matchers share them.
+/// How far words may go on from each state of a grammar's lexemes. States are the lexer's own: all matchers that share it share them.
 #[derive(Default)]
 struct Paths {
     known: HashMap<(StateID, usize), Known>,

@@ -156,7 +156,9 @@ fn take_in(
             sequence.leaving.get_or_insert_with(|| FinishReason::Error(NOT_A_NUMBER.into()));
         }
         // What had to come has come, also where nothing can come behind it.
-        Sampled::Token { .. } if matches!(sequence.leaving, Some(FinishReason::Error(_))) => {
+        Sampled::Token { .. }
+            if matches!(sequence.leaving, Some(FinishReason::Unfollowed(_) | FinishReason::Error(_))) =>
+        {
             tell_untold(sequence, told)
         }
         Sampled::Token { .. } if sequence.leaving.is_some() => {}

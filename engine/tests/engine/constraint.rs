@@ -137,10 +137,10 @@ fn a_grammar_that_cannot_go_on_ends_its_own_request_with_the_reason() {
         early.stop.min_tokens = 9;
         let requests = vec![asked(0, cycle(End::Nothing)), asked(1, cycle(End::Refusal)), early, asked(4, None)];
         let [dead, refused, early, free] = run(&engine, requests).try_into().unwrap();
-        let error = |text: &str| FinishReason::Error(text.into());
+        let error = |text: &str| FinishReason::Unfollowed(text.into());
         assert_eq!((dead.0.len(), dead.1), (4, error("the grammar allows no token here")));
         assert_eq!(refused.0.len(), 5);
-        assert!(matches!(refused.1, FinishReason::Error(text) if text.ends_with("enough")));
+        assert!(matches!(refused.1, FinishReason::Unfollowed(text) if text.ends_with("enough")));
         let too_short = "the grammar allows only the end here, but min_tokens asks for more: lower min_tokens";
         assert_eq!((early.0.len(), early.1), (4, error(too_short)));
         assert_eq!((free.0.len(), free.1), (31, FinishReason::Stop));
@@ -177,7 +177,7 @@ fn what_had_to_come_is_told_before_the_end_of_a_grammar_that_cannot_go_on() {
         let plain = asked(0, None);
         let row = Request { sampling: SamplingParams { constraint, ..plain.sampling.clone() }, ..plain };
         let drawn = Request { logprobs: Some(0), ..row.clone() };
-        let dead = FinishReason::Error("the grammar allows no token here".into());
+        let dead = FinishReason::Unfollowed("the grammar allows no token here".into());
         for (tokens, reason) in run(&engine, vec![row, drawn]) {
             assert_eq!((tokens, reason), (vec![70, 71, 72, 73, 74], dead.clone()));
         }

@@ -1,0 +1,89 @@
+//! Grammars that meet a limit in the middle of a text.
+
+use super::*;
+use crate::constraint::Grammar;
+
+/// Over ember's vocabulary, whose tokens are longer than a byte.
+fn compiler() -> (GrammarCompiler, Arc<Tokenizer>) {
+    let (tokenizer, eos) = tokenizers().into_iter().nth(1).expect("ember is the second");
+    (GrammarCompiler::new(&tokenizer, &eos).unwrap(), tokenizer)
+}
+
+/// Writes a text, a token a byte, until it is all there or a limit is met. Returns what might have come at each place.
+fn write(matcher: &mut dyn Matcher, tokenizer: &Tokenizer, text: &str) -> Result<Vec<Vec<u32>>, String> {
+    let next = |matcher: &mut dyn Matcher| {
+        let mut mask = vec![0; mask_words(tokenizer.n_ids())];
+        matcher.allow(&mut mask).map(|()| mask)
+    };
+    let mut masks = Vec::new();
+    for c in text.chars() {
+        let token = tokenizer.token_id(&c.to_string()).expect("a letter is a token");
+        let mask = next(matcher)?;
+        assert!(allows(&mask, token), "{c} of {text}");
+        matcher.accept(token)?;
+        masks.push(mask);
+    }
+    masks.push(next(matcher)?);
+    Ok(masks)
+}
+
+/// A text without any of four words, up to a fifth: what is left of each is followed at once. Or letters.
+fn without_words() -> GrammarSpec {
+    let words = ["<one>", "<two>", "<three>", "<four>"].map(|word| format!(" & ~/(.|\\n)*{word}(.|\\n)*/"));
+    let text = format!("TEXT: ANY{}\nANY: /(.|\\n)*/", words.concat());
+    GrammarSpec::Lark(format!(
+        "start: /[xyz]/ (ended | TEXT) | /[abcd]+/\nended[lazy]: ENDED\nENDED: TEXT /<five>/\n{text}"
+    ))
+}
+
+/// Steps for a mask of [`without_words`]: the letters take 150 to 200, a text 300 to 400.
+const FOR_LETTERS: u64 = 250;
+
+#[test]
+fn what_a_text_asks_too_much_of_the_lexer_changes_no_other() {
+    let (mut compiler, tokenizer) = compiler();
+    compiler.factory.limits_mut().step_lexer_fuel = FOR_LETTERS;
+    let parser = compiler.parser(&without_words()).unwrap();
+    let alone = Compiled::new(parser, Arc::clone(&compiler.words)).unwrap();
+    let expected = write(&mut *alone.any_spelling(), &tokenizer, "bcbdbc").unwrap();
+
+    let (constraint, _) = compiler.compile(&without_words()).unwrap();
+    let [mut greedy, mut beside, mut untouched] = [(); 3].map(|()| constraint.0.any_spelling());
+    let begun = write(&mut *beside, &tokenizer, "bcb").unwrap();
+    let reason = write(&mut *greedy, &tokenizer, "xabcdabcdabcd").unwrap_err();
+    assert!(reason.contains("more than 250 steps for one token: shorten repetitions"), "{reason}");
+    // The lexer that they shared is broken: who is on his way goes on with another, who comes begins with another.
+    assert_eq!(begun, expected[..4]);
+    assert_eq!(write(&mut *beside, &tokenizer, "dbc").unwrap(), expected[3..]);
+    assert_eq!(write(&mut *untouched, &tokenizer, "bcbdbc").unwrap(), expected);
+    let (again, source) = compiler.compile(&without_words()).unwrap();
+    assert_eq!((again == constraint, source), (true, Source::Cached));
+    assert_eq!(write(&mut *again.0.any_spelling(), &tokenizer, "bcbdbc").unwrap(), expected);
+    assert!(write(&mut *again.0.matcher(), &tokenizer, "bcbdbc").is_ok());
+}
+
+#[test]
+fn a_token_is_taken_in_by_whom_another_has_broken_the_lexer_meanwhile() {
+    let (mut compiler, tokenizer) = compiler();
+    compiler.factory.limits_mut().step_lexer_fuel = FOR_LETTERS;
+    let (constraint, _) = compiler.compile(&without_words()).unwrap();
+    let mut beside = constraint.0.any_spelling();
+    beside.allow(&mut vec![0; mask_words(tokenizer.n_ids())]).unwrap();
+    write(&mut *constraint.0.any_spelling(), &tokenizer, "xabcdabcdabcd").unwrap_err();
+    beside.accept(tokenizer.token_id("b").unwrap()).unwrap();
+    assert!(write(&mut *beside, &tokenizer, "cd").is_ok());
+}
+
+#[test]
+fn rules_that_can_be_followed_in_too_many_ways_are_refused_or_end_their_text() {
+    let (compiler, tokenizer) = compiler();
+    let words: Vec<String> = (0..9_000).map(|n| format!("\"{n:x}\"")).collect();
+    let rules = |start: &str| GrammarSpec::Lark(format!("start: {start} w+\nw: {}", words.join(" | ")));
+    let at_once = compiler.compile(&rules("")).unwrap_err().to_string();
+    assert!(at_once.contains("more than 50000 ways for one token: let rules repeat"), "{at_once}");
+    let (constraint, _) = compiler.compile(&rules("/[xyz]!/")).unwrap();
+    let [mut first, mut second] = [(); 2].map(|()| constraint.0.any_spelling());
+    write(&mut *second, &tokenizer, "x").unwrap();
+    assert_eq!(write(&mut *first, &tokenizer, "x!").unwrap_err(), at_once);
+    assert_eq!(write(&mut *second, &tokenizer, "!").unwrap_err(), at_once, "each by itself");
+}
