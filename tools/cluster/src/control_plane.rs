@@ -3,6 +3,9 @@
 //! Owns their processes, their folder and their addresses; all three are gone when it is dropped, and also when the
 //! process that owns it is killed (see [`crate::keeper`]). Needs no root and touches nothing outside its folder. Never
 //! talks about nodes or pods.
+//!
+//! Another process may use one for a while ([`ControlPlane::borrow`]), and its owner makes it as new after that
+//! ([`ControlPlane::restore`]).
 
 use std::{
     fs,
