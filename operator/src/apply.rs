@@ -78,15 +78,6 @@ pub struct Refusal {
     pub message: String,
 }
 
-/// What became of a pod that brings a model.
-enum Begun {
-    Made,
-    /// The cache did not know it yet; it is as good.
-    Before,
-    /// What the API server said.
-    Refused(String),
-}
-
 /// Writes one deployment's children.
 #[derive(Clone)]
 pub struct Apply {
@@ -272,16 +263,8 @@ impl Apply {
         applied: &mut Applied,
     ) -> Result<(), ReconcileError> {
         self.end_ahead(&plan.end, applied).await?;
-        for pod in plan.begin.iter().filter_map(|node| desired.prefetch(&plan.revision, node)) {
-            match self.begin_ahead(&pod).await? {
-                Begun::Made => applied.prefetching.push(pod.name_any()),
-                Begun::Before => {}
-                Begun::Refused(message) => {
-                    applied.prefetch_refused = Some(message);
-                    break;
-                }
-            }
-        }
+        let pods = plan.begin.iter().filter_map(|node| desired.prefetch(&plan.revision, node));
+        applied.prefetch_refused = self.begin_ahead(pods, &mut applied.prefetching).await?;
         Ok(())
     }
 
@@ -292,16 +275,8 @@ impl Apply {
         applied: &mut Applied,
     ) -> Result<(), ReconcileError> {
         self.end_ahead(&plan.end, applied).await?;
-        for pod in plan.begin.iter().filter_map(|node| desired.standby(node)) {
-            match self.begin_ahead(&pod).await? {
-                Begun::Made => applied.standing_by.push(pod.name_any()),
-                Begun::Before => {}
-                Begun::Refused(message) => {
-                    applied.standby_refused = Some(message);
-                    break;
-                }
-            }
-        }
+        let pods = plan.begin.iter().filter_map(|node| desired.standby(node));
+        applied.standby_refused = self.begin_ahead(pods, &mut applied.standing_by).await?;
         Ok(())
     }
 
@@ -318,18 +293,26 @@ impl Apply {
         Ok(())
     }
 
-    /// Makes a pod that brings a model where no replica waits for it. A refusal keeps nothing else from being done.
-    async fn begin_ahead(&self, pod: &Pod) -> Result<Begun, ReconcileError> {
-        self.metrics.wrote("Pod", "create");
+    /// Makes pods that bring a model where no replica waits for it, up to the first that the API server refuses; returns what it said. A
+    /// refusal keeps nothing else from being done. One that is there already, which the cache did not know yet, is as good.
+    async fn begin_ahead(
+        &self,
+        pods: impl Iterator<Item = Pod>,
+        made: &mut Vec<String>,
+    ) -> Result<Option<String>, ReconcileError> {
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), dry_run: false };
-        match self.api::<Pod>().create(&params, pod).await {
-            Ok(_) => Ok(Begun::Made),
-            Err(kube::Error::Api(answer)) if answer.code == 409 => Ok(Begun::Before),
-            Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 403 | 422) => {
-                Ok(Begun::Refused(answer.message))
+        for pod in pods {
+            self.metrics.wrote("Pod", "create");
+            match self.api::<Pod>().create(&params, &pod).await {
+                Ok(_) => made.push(pod.name_any()),
+                Err(kube::Error::Api(answer)) if answer.code == 409 => {}
+                Err(kube::Error::Api(answer)) if matches!(answer.code, 400 | 403 | 422) => {
+                    return Ok(Some(answer.message));
+                }
+                Err(source) => return Err(ReconcileError::Apply { what: format!("Pod {}", pod.name_any()), source }),
             }
-            Err(source) => Err(ReconcileError::Apply { what: format!("Pod {}", pod.name_any()), source }),
         }
+        Ok(None)
     }
 
     /// True when somebody took its labels from the pod that has this name: the next round gives another name. A pod that
