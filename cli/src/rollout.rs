@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api,
-    api::{Patch, PatchParams, PostParams},
+    api::{Patch, PatchParams},
 };
 use serde_json::{Value, json};
 use stoker_crds::{
@@ -27,7 +27,7 @@ use crate::{
 
 /// Parts of a spec that replicas are made from.
 const PARTS: [&str; 6] = ["model", "resources", "parallelism", "engine", "drain", "pod"];
-/// The spec is written at most so often while others write, too.
+/// The spec is written at most so often while others change it, too.
 const WRITES_MAX: usize = 10;
 
 /// What to do with a change.
@@ -106,11 +106,13 @@ async fn pause(of: &Of, paused: bool) -> Result<()> {
 async fn undo(of: &Of, to_revision: Option<i64>) -> Result<()> {
     let cluster = Cluster::find(&of.cluster).await?;
     let deployments: Api<InferenceDeployment> = cluster.namespaced();
-    // An operator that writes the status in between does not change what is asked for: it is looked at again.
     for _ in 0..WRITES_MAX {
-        let (deployment, target) = put_back(&cluster, &of.name, to_revision).await?;
-        match deployments.replace(&of.name, &PostParams::default(), &deployment).await {
-            Err(kube::Error::Api(refused)) if refused.is_conflict() => {}
+        let Undo { generation, spec, target } = put_back(&cluster, &of.name, to_revision).await?;
+        match deployments.patch(&of.name, &PatchParams::default(), &only_at(generation, &spec)?).await {
+            Err(kube::Error::Api(refused)) if refused.is_conflict() || refused.is_invalid() => {
+                let spec_stands = cluster.deployment(&of.name).await?.metadata.generation == generation;
+                ensure!(!spec_stands || refused.is_conflict(), "write the spec: {}", refused.message);
+            }
             written => {
                 written.context("write the spec")?;
                 let RevisionStatus { number, revision, .. } = target;
@@ -123,13 +125,28 @@ async fn undo(of: &Of, to_revision: Option<i64>) -> Result<()> {
     bail!("{} was changed by others {WRITES_MAX} times meanwhile: try again", of.name)
 }
 
-/// The deployment as it should be written, and the revision that its spec comes from.
-async fn put_back(
-    cluster: &Cluster,
-    name: &str,
-    to_revision: Option<i64>,
-) -> Result<(InferenceDeployment, RevisionStatus)> {
-    let mut deployment = cluster.deployment(name).await?;
+/// The spec replaced, unless somebody else changed it after that generation. Who writes the status, labels or annotations
+/// meanwhile is not in the way.
+fn only_at(generation: Option<i64>, spec: &InferenceDeploymentSpec) -> Result<Patch<()>> {
+    let steps = json!([
+        {"op": "test", "path": "/metadata/generation", "value": generation},
+        {"op": "replace", "path": "/spec", "value": spec},
+    ]);
+    Ok(Patch::Json(serde_json::from_value(steps).context("write the change as a JSON patch")?))
+}
+
+/// What undoing comes to.
+struct Undo {
+    /// Of the spec that was read.
+    generation: Option<i64>,
+    /// As it should be written.
+    spec: InferenceDeploymentSpec,
+    /// The revision that it comes from.
+    target: RevisionStatus,
+}
+
+async fn put_back(cluster: &Cluster, name: &str, to_revision: Option<i64>) -> Result<Undo> {
+    let deployment = cluster.deployment(name).await?;
     let rollout = deployment.status.as_ref().and_then(|status| status.rollout.as_ref());
     let rollout = rollout
         .with_context(|| format!("nothing is known of the revisions of {name}: no operator looked at it yet"))?;
@@ -151,8 +168,7 @@ async fn put_back(
         "the spec asks for what revision {} was made from: they differ by what the operator was installed with, such as its agent image",
         target.number
     );
-    deployment.spec = spec;
-    Ok((deployment, target))
+    Ok(Undo { generation: deployment.metadata.generation, spec, target })
 }
 
 /// The revision to go back to.

@@ -62,20 +62,26 @@ fn stoker(rig: &Rig, args: &[&str]) -> Output {
     command(rig, args).output().unwrap()
 }
 
-/// The same, while somebody else writes to the object a hundred times a second.
-fn stoker_among_writers(rig: &Rig, name: &str, args: &[&str]) -> Output {
+/// The same, while somebody else writes to the object all the time, and, as often as there are numbers, to its spec: the last
+/// number is there in the end.
+fn stoker_among_writers(rig: &Rig, name: &str, args: &[&str], keep: &[u32]) -> Output {
     let (deployments, mut command) = (rig.api::<InferenceDeployment>(), command(rig, args));
+    let write = async |change: Value| {
+        deployments.patch(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
+    };
     let writes = async {
         for count in 0.. {
-            let annotations = json!({"stoker.dev/of-a-test": format!("{count}")});
-            let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
-            deployments.patch(name, &PatchParams::default(), &patch).await.unwrap();
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            write(json!({"metadata": {"annotations": {"stoker.dev/of-a-test": format!("{count}")}}})).await;
         }
     };
     rig.block_on(async {
+        let undo = tokio::task::spawn_blocking(move || command.output());
+        for number in keep {
+            write(json!({"spec": {"rollout": {"keepRevisions": number}}})).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         tokio::select! {
-            output = tokio::task::spawn_blocking(move || command.output()) => output.unwrap().unwrap(),
+            output = undo => output.unwrap().unwrap(),
             () = writes => unreachable!("it writes until it is asked no more"),
         }
     })
@@ -193,8 +199,11 @@ fn a_change_that_is_paused_waits_while_the_number_is_followed() {
     })
     .unwrap();
 
-    let undone = stoker_among_writers(rig, "held", &["rollout", "undo", "held", "--to-revision", "1"]);
+    let undo = ["rollout", "undo", "held", "--to-revision", "1"];
+    let undone = stoker_among_writers(rig, "held", &undo, &[11, 12, 13, 14, 15, 16, 17, 18, 19]);
     assert!(undone.status.success(), "{}", text(&undone.stderr));
+    let kept = rig.get("held").unwrap().spec.rollout.unwrap().keep_revisions;
+    assert_eq!(kept, Some(19), "what others asked for meanwhile stays");
     rig.wait("the first revision serves again", SOON * 2, |rig| {
         Ok(is_ready(&rig.get("held")?) && rig.pods("held")?.iter().all(|pod| revision_of(pod) == good))
     })
