@@ -21,11 +21,12 @@ __device__ __forceinline__ void quantise_rows(uint2* out, float* scales, const G
 
 }  // namespace stoker
 
-// `vecs` is how many 16-byte vectors a thread holds: 1 up to width 8192, 4 up to 32768.
+// `vecs` is how many 16-byte vectors a thread holds: 1 up to width 8192, 2 up to 16384, 4 up to 32768.
 #define QUANTISE_ROWS(vecs)                                                                                              \
   extern "C" __global__ void __launch_bounds__(1024)                                                                     \
       quantise_rows_v##vecs(uint2* out, float* scales, uint4* sums, int sums_stride, const uint4* x, int n_vecs) {       \
     stoker::quantise_rows<vecs>(out, scales, {sums, sums_stride}, x, n_vecs);                                            \
   }
 QUANTISE_ROWS(1)
+QUANTISE_ROWS(2)
 QUANTISE_ROWS(4)

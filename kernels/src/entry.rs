@@ -63,6 +63,7 @@ entries! {
     MeetRanks = "reduce" "meet_ranks",
     GatherLogits = "reduce" "gather_logits",
     QuantiseRowsV1 = "quantise_rows" "quantise_rows_v1",
+    QuantiseRowsV2 = "quantise_rows" "quantise_rows_v2",
     QuantiseRowsV4 = "quantise_rows" "quantise_rows_v4",
     WidenInt4 = "widen_int4" "widen_int4",
     AnyNormV1 = "rms_norm" "rms_norm_any_v1",

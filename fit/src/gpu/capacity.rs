@@ -22,7 +22,7 @@ pub const COUNT_MAX: usize = (1 << 20) - 1;
 /// Rows from which weights of four bits are widened to e4m3 for a product.
 pub const WIDENED_ROWS_MIN: usize = 256;
 /// Rows of e4m3 that weights of four bits in groups of 128 are multiplied beside as they are.
-pub const BESIDE_E4M3_ROWS: Range<usize> = 33..641;
+pub const BESIDE_E4M3_ROWS: Range<usize> = 17..641;
 /// Sums of a group of 128 values that such rows have room for; a product may read those of rows that are not there.
 pub const BESIDE_CODES_STRIDE: usize = 1024;
 /// Bytes of such a sum, which is a few numbers of e4m3; a `uint4` in the kernels' `csrc/quantise.cuh`.

@@ -43,9 +43,14 @@ pub fn rms_norm_e4m3(rows: Rows, adds: Residual) -> Result<LaunchConfig, KernelE
 
 /// `rows` to e4m3.
 pub fn quantise_rows(rows: Rows) -> Result<LaunchConfig, KernelError> {
-    let config = rms_norm(rows, Residual::None)?;
-    let entry = if config.entry == Entry::RmsNormV1 { Entry::QuantiseRowsV1 } else { Entry::QuantiseRowsV4 };
-    Ok(LaunchConfig { entry, ..config })
+    let n_vecs = vectors("quantise_rows", rows)?;
+    let (entry, per_thread) = match n_vecs {
+        0..=1024 => (Entry::QuantiseRowsV1, 1),
+        1025..=2048 => (Entry::QuantiseRowsV2, 2),
+        2049..=4096 => (Entry::QuantiseRowsV4, 4),
+        _ => return Err(refused("quantise_rows", format!("width {} is more than 32768", rows.width))),
+    };
+    Ok(config(entry, [count(rows.n_rows), 1, 1], warps_for(n_vecs.div_ceil(per_thread), 1024)))
 }
 
 /// A chain of norms and an addition of `rows`; see `csrc/rms_norm.cu`.
