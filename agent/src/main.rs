@@ -33,6 +33,8 @@ use tokio::{net::TcpListener, sync::watch};
 
 /// Once empty, connections get this long to close before the process ends without them.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
+/// How long the engine's last step may take before the process ends without it.
+const STEP_GRACE: Duration = Duration::from_secs(5);
 /// Long texts being tokenized at once; more wait.
 const MAX_BLOCKING_THREADS: usize = 8;
 
@@ -126,16 +128,21 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
         ended = &mut server => {
             ended?;
             // It ends because the exit code is there, and may be seen to have ended before the code is seen.
-            return exit.borrow().context("the HTTP server ended by itself");
+            exit.borrow().context("the HTTP server ended by itself")?
         }
-        code = leaving.wait_for(Option::is_some) => code?.expect("waited for it"),
+        code = leaving.wait_for(Option::is_some) => {
+            let code = code?.expect("waited for it");
+            // An answer that was being written when the last request closed still reaches its client.
+            let _ = tokio::time::timeout(CLOSE_GRACE, &mut server).await;
+            code
+        }
     };
-    // An answer that was being written when the last request closed still reaches its client.
-    let _ = tokio::time::timeout(CLOSE_GRACE, server).await;
     if let Err(reason) = ended_replica.health() {
         // The end of the log is what a kubelet keeps of a process that failed; people read it in `Ready`.
         eprintln!("stoker-agent: {reason}");
     }
+    let engine_stops = tokio::task::spawn_blocking(move || ended_replica.stop_engine());
+    let _ = tokio::time::timeout(STEP_GRACE, engine_stops).await;
     Ok(code)
 }
 

@@ -213,6 +213,14 @@ impl Replica {
         self.apply(Event::Loaded);
     }
 
+    /// Ends the engine's thread, if a model was loaded; blocks for a step. A thread that is inside a driver while its libraries go with
+    /// the process may crash it.
+    pub fn stop_engine(&self) {
+        if let Some(served) = self.served.get() {
+            served.engine.shutdown();
+        }
+    }
+
     /// Loading begins, for the first time or again.
     pub fn begin_to_load(&self) {
         self.note_load_progress(0.0);
