@@ -74,9 +74,11 @@ class Responses(unittest.TestCase):
         self.assertEqual([block["event"] for block in blocks], [event["type"] for event in events])
         self.assertEqual([event["sequence_number"] for event in events], list(range(len(events))))
         for event in events:
-            shown = {**event, "response": without_schema(event["response"])} if "response" in event else event
+            shown = {**event, "type": event["type"].replace(".reasoning_text.", ".reasoning.")}
+            if "response" in event:
+                shown["response"] = without_schema(event["response"])
             with self.subTest(event=event["type"]):
-                read(EVENTS[event["type"]], shown)
+                read(EVENTS[shown["type"]], shown)
         self.assertEqual([event["type"] for event in events[:2]], ["response.created", "response.in_progress"])
         last = events[-1]["response"]
         self.assertEqual(events[-1]["type"], f"response.{last['status']}")
@@ -106,7 +108,7 @@ class Responses(unittest.TestCase):
         self.assertEqual(event["item_id"], item["id"])
         if kind.endswith(".delta"):
             item["text"] += event["delta"]
-        elif kind in ("response.output_text.done", "response.function_call_arguments.done"):
+        elif kind in ("response.output_text.done", "response.reasoning_text.done", "response.function_call_arguments.done"):
             self.assertEqual(event.get("text", event.get("arguments")), item["text"])
 
     def refusal(self, content, **options):

@@ -45,6 +45,34 @@ async fn the_open_responses_specification_is_kept() -> Result<()> {
 }
 
 #[tokio::test]
+async fn reasoning_is_told_and_taken_back_as_open_responses_has_it() -> Result<()> {
+    let model = tempfile::tempdir()?;
+    thinking_ember(model.path()).context("a model that thinks")?;
+    let model = model.path().to_str().context("its path")?;
+    let (test, script) =
+        ("reasoning_is_told_and_taken_back_as_open_responses_has_it", "clients/test_open_responses_reasoning.py");
+    run_on(&["--model", model, "--served-name", "ember"], test, OPEN_RESPONSES, &[script], Before::Nothing).await
+}
+
+/// ember with a template that opens a thought in front of every answer, and repeats those of earlier ones.
+fn thinking_ember(to: &Path) -> Result<()> {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/ember");
+    for file in
+        ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    {
+        std::os::unix::fs::symlink(from.join(file).canonicalize()?, to.join(file))?;
+    }
+    let plain = std::fs::read_to_string(from.join("chat_template.jinja"))?;
+    let (thought, prompt) = ("{%- if message.content -%}", "{{- '<|assistant|>' -}}");
+    ensure!(plain.contains(thought) && plain.contains(prompt), "its template is another one");
+    let repeats =
+        "{%- if message.reasoning_content -%}{{- '<think>' + message.reasoning_content + '</think>' -}}{%- endif -%}";
+    let thinks = plain.replace(thought, &format!("{repeats}{thought}"));
+    std::fs::write(to.join("chat_template.jinja"), thinks.replace(prompt, "{{- '<|assistant|><think>' -}}"))?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn litellm_and_langchain_work_through_the_gateway() -> Result<()> {
     let script = ["clients/test_libraries.py"];
     run_with("litellm_and_langchain_work_through_the_gateway", LIBRARIES, &script, Before::Gateway).await
@@ -72,6 +100,17 @@ async fn run_script(test: &str, script: &str, before: Before) -> Result<()> {
 
 /// Runs Python with these packages and arguments, of which the last is a file.
 async fn run_with(test: &str, requirements: &'static str, arguments: &[&str], before: Before) -> Result<()> {
+    run_on(&[], test, requirements, arguments, before).await
+}
+
+/// The same against an agent that is started with `flags`.
+async fn run_on(
+    flags: &[&str],
+    test: &str,
+    requirements: &'static str,
+    arguments: &[&str],
+    before: Before,
+) -> Result<()> {
     let python = match tokio::task::spawn_blocking(move || python_with(requirements)).await? {
         Ok(python) => python,
         Err(error) => {
@@ -79,7 +118,7 @@ async fn run_with(test: &str, requirements: &'static str, arguments: &[&str], be
             return Ok(());
         }
     };
-    let agent = AgentProcess::ready(&[]).await?;
+    let agent = AgentProcess::ready(flags).await?;
     let teller = Teller::start().await?;
     teller.tell(vec![deployment("chat", &["ember"], vec![replica("pod-0", &agent).await?])]);
     let gateway = GatewayProcess::start(teller.url(), &[])?;
