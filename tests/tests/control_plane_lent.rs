@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, process::Command};
 
 use serde_json::{Value, json};
-use stoker_cluster::ControlPlane;
+use stoker_cluster::{ControlPlane, established};
 use stoker_tests::cluster::{lendable, run_with_input, wait_for};
 
 /// Written by servers and controllers at any time, for nobody.
@@ -45,7 +45,7 @@ fn use_carelessly(plane: &ControlPlane) {
         },
     });
     kubectl(plane, &["apply", "-f", "-"], &kind.to_string());
-    kubectl(plane, &["wait", "--for=condition=Established", "crd/kilns.example.com"], "");
+    established(plane, "kilns.example.com").unwrap();
     kubectl(plane, &["create", "namespace", "stoker-system"], "");
     let objects = [
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "held", "finalizers": ["example.com/never"]}}),

@@ -434,9 +434,17 @@ async fn a_whole_answer_has_the_bytes_that_it_has_without_marks() -> Result<()> 
         assert_eq!(tells, !case.name.contains("log-probabilities"), "{}", case.name);
         let said: Vec<String> =
             told.text().await?.lines().filter(|line| !line.starts_with(": stoker")).map(str::to_owned).collect();
-        assert_eq!(said, [plain], "{}", case.name);
+        let said: Vec<String> = said.iter().map(|line| undated(line)).collect();
+        assert_eq!(said, [undated(&plain)], "{}", case.name);
     }
     Ok(())
+}
+
+/// Without the second in which it was complete, which two answers may not share.
+fn undated(answer: &str) -> String {
+    let mut parts = answer.split("\"completed_at\":");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| text + part.trim_start_matches(|digit: char| digit.is_ascii_digit()))
 }
 
 /// What a soak counts.

@@ -11,7 +11,7 @@ use std::{
 use axum::http::Request;
 use kube::Client;
 use serde_json::{Value, json};
-use stoker_cluster::{ControlPlane, ControlPlaneOptions};
+use stoker_cluster::{ControlPlane, ControlPlaneOptions, established};
 use stoker_operator::{
     desired::desired,
     validate::{Defaults, validate},
@@ -26,7 +26,7 @@ static API: LazyLock<Mutex<ControlPlane>> = LazyLock::new(|| {
     let api = ControlPlane::start(ControlPlaneOptions::default()).unwrap();
     let crd = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/stoker/crds/inferencedeployments.yaml");
     run(&api, &["apply", "-f", crd], None).unwrap();
-    run(&api, &["wait", "--for=condition=Established", "crd/inferencedeployments.stoker.dev"], None).unwrap();
+    established(&api, "inferencedeployments.stoker.dev").unwrap();
     Mutex::new(api)
 });
 

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use stoker_cluster::Audit;
+use stoker_cluster::{Audit, established};
 use stoker_tests::operator::Rig;
 
 const SOON: Duration = Duration::from_secs(120);
@@ -75,7 +75,7 @@ impl Town {
 fn each_deployment_has_a_pool_where_the_kind_is_and_it_is_kept() {
     let mut town = Town(Rig::start(Audit::Off).unwrap());
     town.0.cluster.apply(&crd()).unwrap();
-    town.0.cluster.kubectl(&["wait", "--for=condition=Established", "crd", KIND, "--timeout=60s"]);
+    established(&town.0.cluster.control_plane, KIND).unwrap();
     town.spec(1);
     town.wait_ready();
     assert!(town.pools().is_empty(), "nobody asked for pools");
@@ -145,7 +145,7 @@ fn without_the_kind_nothing_is_missed_and_pools_come_with_it() {
         .wait("two replicas", SOON, |rig| Ok(rig.get("chat")?.status.is_some_and(|status| status.ready_replicas == 2)))
         .unwrap();
     town.0.cluster.apply(&crd()).unwrap();
-    town.0.cluster.kubectl(&["wait", "--for=condition=Established", "crd", KIND, "--timeout=60s"]);
+    established(&town.0.cluster.control_plane, KIND).unwrap();
     town.wait_pools("a pool, once there is its kind", |pools| pools.len() == 1);
     // And without it again, rounds go on.
     town.0.cluster.kubectl(&["delete", "crd", KIND]);

@@ -29,6 +29,6 @@ pub use error::ClusterError;
 pub use gateway::GatewayProcess;
 pub use keeper::Keeper;
 pub use node::{BackoffLimits, Capacity, Gpus, ImageBinary, ImageMap, NodeOptions, ProcessNode};
-pub use operator::{OperatorOptions, OperatorProcess};
+pub use operator::{OperatorOptions, OperatorProcess, established};
 pub use proxy::ServiceProxy;
 pub use servers::{Addresses, Servers, flag};

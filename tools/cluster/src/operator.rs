@@ -6,6 +6,8 @@ use std::{
     io::Write,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread::sleep,
+    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -22,6 +24,8 @@ pub(crate) const NAMESPACE: &str = "stoker-system";
 const NAME: &str = "stoker-operator";
 const HTTP_PORT: u16 = 8080;
 const PAGES_PORT: u16 = 8081;
+/// How often kubectl is asked again about a definition that nobody has looked at: half a minute.
+const UNSEEN_MAX: usize = 300;
 
 /// Which operator to run.
 #[derive(Clone, Debug)]
@@ -50,7 +54,7 @@ impl OperatorProcess {
         for crd in ["inferencedeployments", "inferencebudgets"] {
             apply(control_plane, &read(&options.chart.join(format!("crds/{crd}.yaml")))?)?;
         }
-        kubectl(control_plane, &["wait", "--for=condition=Established", "crd/inferencedeployments.stoker.dev"], None)?;
+        established(control_plane, "inferencedeployments.stoker.dev")?;
         apply(control_plane, &rights(&read(&options.chart.join("templates/_helpers.tpl"))?)?)?;
         let listen = format!("{}:{HTTP_PORT}", control_plane.slot().home());
         let pages = format!("{}:{PAGES_PORT}", control_plane.slot().home());
@@ -130,6 +134,20 @@ fn rules(helpers: &str) -> Option<&str> {
 
 fn read(path: &Path) -> Result<String, ClusterError> {
     fs::read_to_string(path).map_err(ClusterError::file("read", path))
+}
+
+/// Waits until objects of a kind can be written, by the name of its definition. kubectl gives up on one that the API server has not
+/// looked at yet, whose conditions are null: it is asked again.
+pub fn established(control_plane: &ControlPlane, crd: &str) -> Result<(), ClusterError> {
+    let args = ["wait", "--for=condition=Established", "--timeout=60s", "crd", crd];
+    let is_unseen = |complaint: &str| complaint.contains(".status.conditions accessor error");
+    for _ in 0..UNSEEN_MAX {
+        match kubectl(control_plane, &args, None) {
+            Err(ClusterError::Kubectl { complaint, .. }) if is_unseen(&complaint) => sleep(Duration::from_millis(100)),
+            ended => return ended,
+        }
+    }
+    kubectl(control_plane, &args, None)
 }
 
 pub(crate) fn apply(control_plane: &ControlPlane, manifest: &str) -> Result<(), ClusterError> {
