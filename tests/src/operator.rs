@@ -106,6 +106,13 @@ impl Rig {
         Ok(())
     }
 
+    /// Causes a round: an annotation that means nothing changes.
+    pub fn nudge(&self, name: &str) -> Result<()> {
+        let patch = Patch::Merge(json!({"metadata": {"annotations": {"nudge": jiff::Timestamp::now().to_string()}}}));
+        self.runtime.block_on(self.deployments().patch(name, &PatchParams::default(), &patch))?;
+        Ok(())
+    }
+
     /// Deletes a deployment; its children are the garbage collector's.
     pub fn delete(&self, name: &str) -> Result<()> {
         self.runtime.block_on(self.deployments().delete(name, &DeleteParams::default()))?;

@@ -70,12 +70,6 @@ fn writes(rig: &Rig) -> Vec<String> {
     text.lines().filter(|line| line.starts_with("stoker_operator_api_writes_total")).map(str::to_owned).collect()
 }
 
-/// Causes a round.
-fn nudge(rig: &Rig, number: i64) {
-    let nudge = format!("nudge={number}");
-    rig.cluster.kubectl(&["annotate", "--overwrite", "infd", "steady", &nudge]);
-}
-
 fn uids(pods: &[Pod]) -> Vec<String> {
     pods.iter().filter_map(ResourceExt::uid).collect()
 }
@@ -112,7 +106,7 @@ fn a_clock_that_is_set_moves_nothing() {
     let (before, pods) = (writes(&rig), uids(&rig.pods("steady").unwrap()));
     for ahead in [HOUR, -HOUR, 10 * YEAR, -10 * YEAR] {
         clock.set(ahead);
-        nudge(&rig, ahead);
+        rig.nudge("steady").unwrap();
         sleep(A_WHILE);
         assert_eq!(writes(&rig), before, "{ahead} s ahead");
         assert_eq!(uids(&rig.pods("steady").unwrap()), pods, "{ahead} s ahead");
@@ -128,7 +122,7 @@ fn a_clock_that_is_set_moves_nothing() {
     rig.scale("steady", 1).unwrap();
     rig.wait("one drains", SOON, |rig| Ok(rig.pods("steady")?.iter().filter(|pod| serves(pod)).count() == 1)).unwrap();
     clock.set(HOUR);
-    nudge(&rig, HOUR + 1);
+    rig.nudge("steady").unwrap();
     sleep(Duration::from_secs(2));
     let staying = rig.pods("steady").unwrap();
     assert!(staying.iter().all(|pod| pod.metadata.deletion_timestamp.is_none()), "deleted while it streams");
