@@ -77,7 +77,7 @@ impl Grid {
     pub(crate) fn code(self, number: f32) -> f32 {
         match self.format {
             Format::Fp8 | Format::Fp8Static => e4m3(number),
-            Format::Int8 | Format::Int4 => nearest(number.clamp(-self.largest() - 1.0, self.largest())),
+            Format::Int8 | Format::Int4 => integer(number, self.largest()),
         }
     }
 
@@ -87,14 +87,11 @@ impl Grid {
         let most = group.iter().fold(0f32, |most, value| most.max(value.abs()));
         let by_share = |share: &f32| self.stored(most * share / self.largest());
         let Some(importance) = importance else { return by_share(&1.0) };
-        let loss = |scale: f32| -> f32 {
-            let mut sums = [0f32; LANES];
-            for (values, weights) in group.chunks(LANES).zip(importance.chunks(LANES)) {
-                for ((sum, value), weight) in sums.iter_mut().zip(values).zip(weights) {
-                    *sum += (self.code(value / scale) * scale - value).powi(2) * weight;
-                }
-            }
-            sums.iter().sum()
+        let largest = self.largest();
+        // The format is asked once a group: a loop that asks for each number takes no wide instructions.
+        let loss = |scale: f32| match self.format {
+            Format::Fp8 | Format::Fp8Static => loss(group, importance, scale, e4m3),
+            Format::Int8 | Format::Int4 => loss(group, importance, scale, |number| integer(number, largest)),
         };
         let losses = SHARES.iter().map(by_share).map(|scale| (scale, loss(scale)));
         losses.min_by(|a, b| a.1.total_cmp(&b.1)).map_or(1.0, |(scale, _)| scale)
@@ -108,6 +105,22 @@ impl Grid {
         };
         if stored > 0.0 { stored } else { 1.0 }
     }
+}
+
+/// What is lost of a group with a scale: the squares of the errors, each by its weight.
+fn loss(group: &[f32], weights: &[f32], scale: f32, code: impl Fn(f32) -> f32) -> f32 {
+    let mut sums = [0f32; LANES];
+    for (values, weights) in group.chunks(LANES).zip(weights.chunks(LANES)) {
+        for ((sum, value), weight) in sums.iter_mut().zip(values).zip(weights) {
+            *sum += (code(value / scale) * scale - value).powi(2) * weight;
+        }
+    }
+    sums.iter().sum()
+}
+
+/// The nearest integer that a format has whose largest is this one.
+fn integer(number: f32, largest: f32) -> f32 {
+    nearest(number.clamp(-largest - 1.0, largest))
 }
 
 /// The integer nearest to a small number, an even one where two are as near: floats of this size have no digits behind the point. The
