@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use stoker_cluster::Audit;
 use stoker_tests::operator::{Rig, is_ready, serves};
 
-const KILLS: usize = 54;
+const KILLS: usize = 27;
 const NAMES: [&str; 3] = ["amber", "birch", "cedar"];
 const SETTLED_WITHIN: Duration = Duration::from_secs(120);
 const REPEAT_WITHIN: Duration = Duration::from_secs(60);

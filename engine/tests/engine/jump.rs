@@ -246,10 +246,13 @@ fn an_answer_that_another_engine_began_goes_on_the_same() {
         for grammar in grammars(&engine) {
             let asked = asked(n, grammar);
             let whole = told(&engine, vec![asked.clone()]).swap_remove(0);
-            for n_told in (1..whole.tokens.len()).step_by(3) {
-                let tokens = whole.tokens[..n_told].to_vec();
-                let resume = Some(Resume { tokens, ..Resume::default() });
-                let rest = told(&engine, vec![Request { resume, ..asked.clone() }]).swap_remove(0);
+            let begun: Vec<usize> = (1..whole.tokens.len()).step_by(3).collect();
+            let resumed = |n_told: &usize| {
+                let resume = Some(Resume { tokens: whole.tokens[..*n_told].to_vec(), ..Resume::default() });
+                Request { resume, ..asked.clone() }
+            };
+            let rests = told(&engine, begun.iter().map(resumed).collect());
+            for (n_told, rest) in begun.into_iter().zip(rests) {
                 assert_eq!(rest.tokens, whole.tokens[n_told..], "behind {n_told} of {:?}", whole.text);
                 assert_eq!(
                     (rest.usage.completion_tokens, rest.reason),
@@ -308,21 +311,23 @@ fn schema_of(expected: &Value) -> Value {
 fn a_model_that_was_taught_to_writes_the_same_whether_it_may_spell_otherwise_or_not() {
     let engine = common::start(&common::ember(), roomy());
     let compiler = GrammarCompiler::new(engine.tokenizer(), &engine.model().eos).unwrap();
-    let (mut n_same, mut n_right) = (0, [0, 0]);
     let tasks = extractions(&engine);
-    for (prompt, expected) in &tasks {
+    let asked = |prompt: &[TokenId], constraint: Constraint| {
+        let sampling = SamplingParams { temperature: 0.0, constraint: Some(constraint), ..SamplingParams::default() };
+        let stop = StopParams { max_tokens: 200, ..StopParams::default() };
+        Request { prompt: prompt.to_vec(), sampling, stop, ..Request::default() }
+    };
+    let pairs = tasks.iter().flat_map(|(prompt, expected)| {
         let (canonical, _) = compiler.compile(&GrammarSpec::Json(schema_of(expected))).unwrap();
         let anyhow = Constraint(Arc::new(Anyhow(canonical.clone())));
-        let texts = [canonical, anyhow].map(|constraint| {
-            let sampling =
-                SamplingParams { temperature: 0.0, constraint: Some(constraint), ..SamplingParams::default() };
-            let stop = StopParams { max_tokens: 200, ..StopParams::default() };
-            let asked = Request { prompt: prompt.clone(), sampling, stop, ..Request::default() };
-            told(&engine, vec![asked]).swap_remove(0).text
-        });
-        n_same += usize::from(texts[0] == texts[1]);
-        for (right, text) in n_right.iter_mut().zip(&texts) {
-            *right += usize::from(serde_json::from_str::<Value>(text).unwrap() == *expected);
+        [canonical, anyhow].map(|constraint| asked(prompt, constraint))
+    });
+    let found = told(&engine, pairs.collect());
+    let (mut n_same, mut n_right) = (0, [0, 0]);
+    for (texts, (_, expected)) in found.chunks_exact(2).zip(&tasks) {
+        n_same += usize::from(texts[0].text == texts[1].text);
+        for (right, told) in n_right.iter_mut().zip(texts) {
+            *right += usize::from(serde_json::from_str::<Value>(&told.text).unwrap() == *expected);
         }
     }
     println!("{n_same} of {} texts are the same; {n_right:?} are right", tasks.len());
