@@ -8,13 +8,14 @@ use axum::{
 };
 use bytes::Bytes;
 use serde_json::{Value, json};
+use stoker_crds::endpoints::EndpointState;
+use stoker_edge::body::BodyError;
 
 use crate::{
     fleet::{Deployment, Lost},
     line::{Refusal, Shed},
     scan::ScanError,
 };
-use stoker_crds::endpoints::EndpointState;
 
 /// How errors look, by the API that was asked.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -276,6 +277,13 @@ fn anthropic(status: StatusCode) -> &'static str {
         503 => "overloaded_error",
         400..=499 => "invalid_request_error",
         _ => "api_error",
+    }
+}
+
+impl From<BodyError> for GatewayError {
+    fn from(error: BodyError) -> Self {
+        let retry_after_seconds = error.retry_after_seconds();
+        Self { retry_after_seconds, ..Self::new(error.status(), error.code(), error.to_string()) }
     }
 }
 

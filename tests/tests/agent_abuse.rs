@@ -1,7 +1,10 @@
 //! A real agent among clients at their worst: it fails none of them by its own fault, answers everybody who asks properly and
 //! whole, stays alive and ready, and gives the memory back. `make abuse` does it for half an hour with 10,000 connections.
 
-use std::time::{Duration, Instant};
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, ensure};
 use futures::future::try_join_all;
@@ -11,6 +14,10 @@ use stoker_tests::{
     abuse::Storm,
     agent::AgentProcess,
     bystanders::{Probes, stream},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
 };
 
 /// Clients that ask properly.
@@ -71,6 +78,56 @@ async fn left(agent: &AgentProcess, before: u64) -> Result<u64> {
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+}
+
+/// The largest body, in bytes.
+const BODY: usize = 8 * 1024 * 1024;
+/// Bodies of that size that are kept at once; each has a few bytes that count for nobody.
+const KEPT: usize = 32;
+const SENT: usize = KEPT + 6;
+
+/// Sends a body but for its last byte.
+async fn send_most(address: SocketAddr) -> Result<TcpStream> {
+    let mut connection = TcpStream::connect(address).await?;
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: agent\r\ncontent-length: {BODY}\r\n\r\n");
+    connection.write_all(head.as_bytes()).await?;
+    connection.write_all(&vec![b'x'; BODY - 1]).await?;
+    Ok(connection)
+}
+
+/// Sends the last byte; the answer's head and what came with it.
+async fn send_rest(mut connection: TcpStream) -> Result<String> {
+    connection.write_all(b"x").await?;
+    let mut answer = vec![0; 4096];
+    let n_read = connection.read(&mut answer).await?;
+    Ok(String::from_utf8_lossy(&answer[..n_read]).into_owned())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_that_never_end_have_a_bound_together_and_small_ones_are_read_beside_them() -> Result<()> {
+    let agent = AgentProcess::ready(&["--kv-cache-tokens", KV_CACHE_TOKENS]).await?;
+    let before = agent.resident_bytes()?;
+    let address = agent.base().trim_start_matches("http://").parse()?;
+    // One after another: the kernel keeps a part of what is sent, and the last ones must be those that find no room.
+    let mut connections = Vec::new();
+    for _ in 0..SENT {
+        connections.push(send_most(address).await?);
+    }
+    let asked = json!({"prompt": "one two three", "max_tokens": 1});
+    let small = Client::new().post(agent.url("/v1/completions")).json(&asked).send().await?;
+    ensure!(small.status() == StatusCode::OK, "{}", small.text().await?);
+    let taken = agent.resident_bytes()?.saturating_sub(before);
+    ensure!(taken < (KEPT + 4) as u64 * BODY as u64, "{taken} bytes for {SENT} bodies of {BODY}");
+    let answers = try_join_all(connections.into_iter().map(send_rest)).await?;
+    let with = |status: &str| answers.iter().filter(|answer| answer.starts_with(status)).count();
+    let (parsed, refused) = (with("HTTP/1.1 400"), with("HTTP/1.1 429"));
+    ensure!(parsed + refused == SENT && refused >= SENT - KEPT - 1 && parsed + 4 >= KEPT, "{answers:?}");
+    let told = answers.iter().find(|answer| answer.starts_with("HTTP/1.1 429")).expect("one was refused");
+    ensure!(told.contains("retry-after: 1") && told.contains("too_many_bodies"), "{told}");
+    // The room is there again.
+    let again = send_rest(send_most(address).await?).await?;
+    ensure!(again.starts_with("HTTP/1.1 400"), "{again}");
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,6 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
+use stoker_edge::body::BodyError;
 use stoker_engine::RejectReason;
 
 use crate::{
@@ -179,6 +180,13 @@ impl From<RejectReason> for ApiError {
             RejectReason::QueueFull { .. } => Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).retry(1),
             RejectReason::Stopped(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, "engine_stopped", message).retry(5),
         }
+    }
+}
+
+impl From<BodyError> for ApiError {
+    fn from(error: BodyError) -> Self {
+        let retry_after_seconds = error.retry_after_seconds();
+        Self { retry_after_seconds, ..Self::new(error.status(), error.code(), error.to_string()) }
     }
 }
 

@@ -9,6 +9,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header::CONTENT_TYPE};
 use bytes::{Bytes, BytesMut};
+use stoker_edge::body::{self, BodyError, Place};
 use tokio::{sync::mpsc, time::timeout};
 use tonic::{Status, Streaming};
 
@@ -22,7 +23,6 @@ use super::{
 };
 use crate::{
     access::Access,
-    body,
     doors::Meant,
     error::{Dialect, GatewayError},
     gateway::Gateway,
@@ -41,6 +41,12 @@ enum Over {
     Refused(GatewayError),
     /// The other side has gone, or does not keep to the protocol.
     Gone,
+}
+
+impl From<BodyError> for Over {
+    fn from(error: BodyError) -> Self {
+        Self::Refused(error.into())
+    }
 }
 
 impl From<GatewayError> for Over {
@@ -181,14 +187,15 @@ impl Talk {
         body::may_read(headers)?;
         let bytes_max = self.gateway.settings.body_bytes_max;
         let collected = async {
-            let mut body = BytesMut::new();
+            let (mut body, mut place) = (BytesMut::new(), Place::default());
             loop {
                 match self.next().await.and_then(|message| message.said).ok_or(Over::Gone)? {
                     Said::RequestBody(HttpBody { body: piece, end_of_stream }) => {
                         let n_bytes = body.len() + piece.len();
                         if n_bytes > bytes_max {
-                            return Err(body::too_large(n_bytes as u64, bytes_max).into());
+                            return Err(BodyError::TooLarge { received: n_bytes as u64, bytes_max }.into());
                         }
+                        place.grow(n_bytes)?;
                         body.extend_from_slice(&piece);
                         if end_of_stream {
                             return Ok((body.freeze(), Followed::ByNothing));
@@ -199,18 +206,18 @@ impl Talk {
                 }
             }
         };
-        timeout(body::TIMEOUT, collected).await.unwrap_or_else(|_| Err(body::too_late().into()))
+        timeout(body::TIMEOUT, collected).await.unwrap_or_else(|_| Err(BodyError::Late.into()))
     }
 
     /// A body that comes at once.
     async fn whole(&mut self) -> Result<Bytes, Over> {
         let bytes_max = self.gateway.settings.body_bytes_max;
-        let message = timeout(body::TIMEOUT, self.next()).await.map_err(|_| body::too_late())?;
+        let message = timeout(body::TIMEOUT, self.next()).await.map_err(|_| BodyError::Late)?;
         let Some(Said::RequestBody(HttpBody { body, .. })) = message.and_then(|message| message.said) else {
             return Err(Over::Gone);
         };
         match body.len() > bytes_max {
-            true => Err(body::too_large(body.len() as u64, bytes_max).into()),
+            true => Err(BodyError::TooLarge { received: body.len() as u64, bytes_max }.into()),
             false => Ok(body),
         }
     }
