@@ -12,6 +12,10 @@ use stoker_crds::contract::{AgentPhase, DrainSettings};
 /// engine is taken for hung, and waiting longer would only delay the exit.
 const ABORT_GRACE: Duration = Duration::from_secs(5);
 
+/// How much longer than it was told to a replica admits at most, while somebody still sends requests: balancers learn late on a busy
+/// cluster, and connections that were kept alive through a Service stay with their replica.
+const LATE: u32 = 9;
+
 /// Exit code after the engine stopped by itself: its memory on the device may be lost, only a new process gets a clean one.
 const ENGINE_DIED: u8 = 1;
 
@@ -70,8 +74,10 @@ impl Purpose {
 pub struct Departure {
     /// Why it leaves.
     pub purpose: Purpose,
-    /// Until then new requests are still admitted.
+    /// Until then new requests are admitted in any case.
     pub withdraw_until: Instant,
+    /// And until nobody came for so long.
+    pub silence: Duration,
     /// From then on open requests are ended with an error.
     pub deadline: Instant,
 }
@@ -95,6 +101,8 @@ pub enum Event {
         now: Instant,
         /// Requests that have not been answered to the end.
         open: usize,
+        /// When one was admitted last.
+        newest: Option<Instant>,
     },
 }
 
@@ -110,8 +118,16 @@ pub enum Action {
 impl Departure {
     /// A departure that begins `now` with the given windows.
     pub fn new(purpose: Purpose, now: Instant, window: DrainSettings) -> Self {
-        let withdraw_until = now + Duration::from_secs(window.withdraw_seconds.into());
-        Self { purpose, withdraw_until, deadline: withdraw_until + Duration::from_secs(window.deadline_seconds.into()) }
+        let silence = Duration::from_secs(window.withdraw_seconds.into());
+        let withdraw_until = now + silence;
+        let deadline = withdraw_until + Duration::from_secs(window.deadline_seconds.into());
+        Self { purpose, withdraw_until, silence, deadline }
+    }
+
+    /// Until when requests are admitted, as far as is known.
+    fn admits_until(self, newest: Option<Instant>) -> Instant {
+        let latest = (self.withdraw_until + LATE * self.silence).min(self.deadline);
+        newest.map_or(self.withdraw_until, |newest| newest + self.silence).min(latest).max(self.withdraw_until)
     }
 
     /// A departure under way that is asked for again: it never starts over, and the stricter of both wins.
@@ -119,6 +135,7 @@ impl Departure {
         Self {
             purpose: self.purpose.stricter(other.purpose),
             withdraw_until: self.withdraw_until.min(other.withdraw_until),
+            silence: self.silence.min(other.silence),
             deadline: self.deadline.min(other.deadline),
         }
     }
@@ -169,7 +186,7 @@ pub fn next(state: State, event: Event) -> (State, Vec<Action>) {
         }
         Event::Leave(departure) => with_service(leave(&engine, service, departure), engine),
         Event::Return => (State { engine, service: returned(service) }, vec![]),
-        Event::Tick { now, open } => with_service(tick(service, now, open), engine),
+        Event::Tick { now, open, newest } => with_service(tick(service, now, open, newest), engine),
     }
 }
 
@@ -202,10 +219,10 @@ fn returned(service: Service) -> Service {
     }
 }
 
-fn tick(service: Service, now: Instant, open: usize) -> (Service, Vec<Action>) {
+fn tick(service: Service, now: Instant, open: usize, newest: Option<Instant>) -> (Service, Vec<Action>) {
     match service {
         Service::Serving | Service::Empty(_) => (service, vec![]),
-        Service::Withdrawing(departure) if now < departure.withdraw_until => (service, vec![]),
+        Service::Withdrawing(departure) if now < departure.admits_until(newest) => (service, vec![]),
         Service::Withdrawing(departure) | Service::Draining(departure) => draining(departure, now, open),
     }
 }
@@ -249,7 +266,7 @@ mod tests {
     }
 
     fn tick_at(start: Instant, seconds: u64, open: usize) -> Event {
-        Event::Tick { now: start + Duration::from_secs(seconds), open }
+        Event::Tick { now: start + Duration::from_secs(seconds), open, newest: None }
     }
 
     #[test]
@@ -271,6 +288,31 @@ mod tests {
         assert_eq!(state.phase(), AgentPhase::Draining);
         let (state, actions) = next(state, tick_at(start, 4, 0));
         assert_eq!((state.phase(), actions), (AgentPhase::Empty, vec![]));
+    }
+
+    #[test]
+    fn who_is_sent_late_is_admitted_until_nobody_is_or_it_has_lasted() {
+        let start = Instant::now();
+        let phase_at = |seconds: u64, newest: u64, window: DrainSettings| {
+            let [now, newest] = [seconds, newest].map(|seconds| start + Duration::from_secs(seconds));
+            let leave = Event::Leave(Departure::new(Purpose::Drain, start, window));
+            after(ready(), [leave, Event::Tick { now, open: 1, newest: Some(newest) }]).0.phase()
+        };
+        let long = DrainSettings { deadline_seconds: 600, ..WINDOW };
+        for (seconds, newest, phase) in [
+            (2, 0, AgentPhase::Withdrawing),
+            (3, 0, AgentPhase::Draining),
+            (4, 2, AgentPhase::Withdrawing),
+            (5, 2, AgentPhase::Draining),
+            (29, 29, AgentPhase::Withdrawing),
+            (30, 29, AgentPhase::Draining),
+        ] {
+            assert_eq!(phase_at(seconds, newest, long), phase, "after {seconds} s, the newest after {newest}");
+        }
+        // Those who came have until the deadline, which nobody moves.
+        assert_eq!([12, 13].map(|now| phase_at(now, 12, WINDOW)), [AgentPhase::Withdrawing, AgentPhase::Draining]);
+        let at_once = DrainSettings { withdraw_seconds: 0, ..long };
+        assert_eq!(phase_at(1, 1, at_once), AgentPhase::Draining, "who was told not to wait does not");
     }
 
     #[test]

@@ -32,7 +32,7 @@ use crate::{
     identity::Identity,
     intent::{Receiver, RefusalLog, Refused, Taken, authentic, take},
     kv_log::KvLog,
-    lifecycle::{Action, Departure, Event, Purpose, State, next},
+    lifecycle::{Action, Departure, Event, Purpose, Service, State, next},
     metrics::Metrics,
 };
 
@@ -72,6 +72,8 @@ pub struct Served {
 struct Life {
     state: State,
     open: usize,
+    /// When a request was opened last.
+    newest: Option<Instant>,
     load_progress: f64,
     load_moved: Instant,
     /// What is served, if it was fetched.
@@ -107,6 +109,7 @@ impl Replica {
             life: Mutex::new(Life {
                 state: State::new(),
                 open: 0,
+                newest: None,
                 load_progress: 0.0,
                 load_moved: now,
                 model: None,
@@ -179,11 +182,17 @@ impl Replica {
         self.exit.subscribe()
     }
 
+    /// Whether it was told to leave service.
+    pub fn is_leaving(&self) -> bool {
+        self.life().state.service != Service::Serving
+    }
+
     /// Opens a request, if the replica takes any.
     pub fn enter(self: &Arc<Self>) -> Result<OpenRequest, Refusal> {
         let mut life = self.life();
         in_service(life.state.phase(), life.load_progress, life.state.error())?;
         life.open += 1;
+        life.newest = Some(Instant::now());
         drop(life);
         Ok(OpenRequest { replica: self.clone() })
     }
@@ -287,8 +296,11 @@ impl Replica {
 
     /// Time passed: moves a drain on, publishes latencies, notices a dead engine.
     pub fn tick(&self) {
-        let open = self.life().open;
-        self.apply(Event::Tick { now: Instant::now(), open });
+        let (open, newest) = {
+            let life = self.life();
+            (life.open, life.newest)
+        };
+        self.apply(Event::Tick { now: Instant::now(), open, newest });
         if let Some(served) = self.served.get() {
             let load = served.engine.load();
             self.metrics.observe(&load, &served.engine.take_samples());

@@ -159,7 +159,8 @@ pub enum KvCacheDtype {
 pub struct DrainSettings {
     /// Seconds in-flight requests may take to finish before they are ended with an error.
     pub deadline_seconds: u32,
-    /// Seconds a draining agent is unready but still admits, so that load balancers stop sending before it refuses.
+    /// Seconds a draining agent is unready but still admits, so that load balancers stop sending before it refuses; up to ten times as
+    /// long while some still do.
     pub withdraw_seconds: u32,
 }
 

@@ -434,8 +434,8 @@ pub struct DrainSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 86_400))]
     pub deadline_seconds: Option<u32>,
-    /// Seconds that a leaving replica still takes requests while load balancers stop sending them, 0 to 300 and not
-    /// above a `deadlineSeconds` that is set. Default: 3.
+    /// Seconds that a leaving replica still takes requests while load balancers stop sending them, and up to ten times as long while
+    /// some still do; 0 to 300 and not above a `deadlineSeconds` that is set. Default: 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 300))]
     pub withdraw_seconds: Option<u32>,

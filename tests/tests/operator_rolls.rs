@@ -36,8 +36,8 @@ const REPLICAS: usize = 2;
 const FEW: usize = 6;
 /// Moves for each deployment, while there are more than two and less than eight.
 const MOVES_EACH: usize = 30;
-/// One move of so many drains a node.
-const DRAINS: usize = 12;
+/// One move of so many drains a node, which moves a half of all replicas.
+const DRAINS: usize = 40;
 const NODES: [&str; 2] = ["node-0", "node-1"];
 
 /// What is done to a deployment.

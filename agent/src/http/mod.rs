@@ -49,7 +49,7 @@ use std::{sync::Arc, time::Instant};
 use axum::{
     Router,
     extract::{MatchedPath, Request, State},
-    http::{HeaderName, HeaderValue, Method, StatusCode, Uri},
+    http::{HeaderName, HeaderValue, Method, StatusCode, Uri, Version, header::CONNECTION},
     middleware::{self, Next},
     response::Response,
     routing::{get, post},
@@ -126,6 +126,7 @@ async fn observe(State(replica): State<Arc<Replica>>, request: Request, next: Ne
     let path =
         request.extensions().get::<MatchedPath>().map_or("unmatched".to_owned(), |path| path.as_str().to_owned());
     let trace_id = Parent::of(request.headers()).map_or_else(String::new, |parent| parent.trace_id);
+    let closes = request.version() <= Version::HTTP_11;
     let mut response = next.run(request).await;
     let status = response.status().as_u16();
     replica.metrics().http_request(&path, status);
@@ -136,6 +137,10 @@ async fn observe(State(replica): State<Arc<Replica>>, request: Request, next: Ne
         _ => tracing::debug!(%method, path, status, seconds, request_id, trace_id, "request"),
     }
     response.headers_mut().insert(REQUEST_ID, id);
+    // A Service chooses a replica once a connection: who keeps this one would come here until the replica is gone.
+    if closes && replica.is_leaving() {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     response
 }
 

@@ -64,9 +64,12 @@ async fn a_client_that_goes_away_frees_its_blocks() {
 async fn a_drain_admits_until_withdrawn_then_finishes_what_runs_and_can_be_undone() {
     let agent = Agent::slow(EngineLimits::default());
     let stream = agent.open_stream().await;
+    let closes = async || agent.send("GET", "/v1/models", "").await.headers().get("connection").cloned();
+    assert_eq!(closes().await, None);
     agent.leave(60, 60);
     assert_eq!(agent.replica.load_report().phase, AgentPhase::Withdrawing);
     assert_eq!(agent.get("/readyz").await.0, 503);
+    assert_eq!(closes().await.unwrap(), "close", "a connection through a Service would stay with this replica");
     let other = agent.open_stream().await;
 
     agent.leave(0, 60);
