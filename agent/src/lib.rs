@@ -4,6 +4,7 @@
 //! `lifecycle`, `intent` and `admit` decide, `shutdown` ends it. The agent never talks to the Kubernetes
 //! API.
 
+pub mod accounts;
 pub mod admit;
 pub mod answer;
 pub mod args;

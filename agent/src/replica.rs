@@ -10,6 +10,7 @@ use std::{
 };
 
 use stoker_crds::{
+    accounts,
     contract::{AgentPhase, LoadReport, ModelReport},
     description::{Description, MemoryReport},
     history::LoadHistory,
@@ -23,6 +24,7 @@ use stoker_replica::history::Memory;
 use tokio::sync::watch;
 
 use crate::{
+    accounts::{Account, Accounts},
     admit::{QueueLoad, Refusal, in_service},
     answer::{FormatChoice, Formats},
     chat_template::ChatTemplate,
@@ -51,6 +53,7 @@ pub struct Replica {
     identity: OnceLock<Identity>,
     memory: Mutex<Memory>,
     kv_log: Arc<KvLog>,
+    accounts: Accounts,
     spans: OnceLock<SpanLine>,
     shelf: OnceLock<Shelf>,
     suppliers: OnceLock<Arc<Suppliers>>,
@@ -126,6 +129,7 @@ impl Replica {
             identity: OnceLock::new(),
             memory: Mutex::default(),
             kv_log,
+            accounts: Accounts::default(),
             spans: OnceLock::new(),
             shelf: OnceLock::new(),
             suppliers: OnceLock::new(),
@@ -395,6 +399,17 @@ impl Replica {
     /// What of its prefix cache is new to a gateway that knows everything up to `after` of a start, for `/v1/kv-events`.
     pub async fn kv_events(&self, start_id: &str, after: u64, wait: Duration) -> KvEvents {
         self.kv_log.told(start_id, after, wait).await
+    }
+
+    /// Where the time of a tenant's requests goes that no answer tells, of those that this gateway sends; `None`: there are too many.
+    pub(crate) fn account(&self, gateway: &str, tenant: &str) -> Option<Account> {
+        self.accounts.of(gateway, tenant, Instant::now())
+    }
+
+    /// What is on the accounts of a gateway's tenants, for `/v1/accounts`.
+    pub fn accounts(&self, gateway: &str) -> accounts::Accounts {
+        let device_micros = self.accounts.told(gateway, Instant::now());
+        accounts::Accounts { start_id: self.start_id.clone(), device_micros }
     }
 
     /// The watchdog: reports a process that stopped making progress, with everything known about its engine. Ending it

@@ -1,8 +1,9 @@
 //! The `InferenceDeployment` resource and the wire contract between operator and agent.
 //!
-//! `contract`, `description`, `endpoints`, `history`, `holders`, `intent`, `kv_events`, `route` and `scaling` are plain serde, all that agent, gateway and decision link; the Kubernetes resource stands
+//! `accounts`, `contract`, `description`, `endpoints`, `history`, `holders`, `intent`, `kv_events`, `route` and `scaling` are plain serde, all that agent, gateway and decision link; the Kubernetes resource stands
 //! behind the feature `resource`.
 
+pub mod accounts;
 pub mod contract;
 pub mod description;
 pub mod endpoints;

@@ -14,13 +14,14 @@ use axum::http::{
 };
 
 use stoker_crds::{
+    accounts::ACCOUNT_HEADER,
     kv_events::{PREFIXES_HEADER, PREFIXES_MAX},
     route::ROUTE_HEADER,
 };
 use stoker_edge::api_key::API_KEY;
 use stoker_routing::{Chain, Mark};
 
-use crate::{resume::MODEL, tenants::Tenant, usage::DEVICE_SECONDS};
+use crate::{accounts, resume::MODEL, tenants::Tenant, usage::DEVICE_SECONDS};
 
 /// By which a request is found in all logs.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -36,6 +37,8 @@ pub const RESUME: HeaderName = HeaderName::from_static("x-stoker-resume");
 pub const SALT: HeaderName = HeaderName::from_static("x-stoker-salt");
 /// Whose request it is: responses that a replica keeps are for the tenant that asked for them.
 pub const TENANT: HeaderName = HeaderName::from_static("x-stoker-tenant");
+/// By which this gateway asks for what the tenant's requests had of devices' time that no answer told.
+pub const ACCOUNT: HeaderName = HeaderName::from_static(ACCOUNT_HEADER);
 /// What this gateway calls beginnings of the prompt: the replica says by these names what it holds.
 pub const PREFIXES: HeaderName = HeaderName::from_static(PREFIXES_HEADER);
 /// Longer ids are replaced: they end up in logs.
@@ -56,12 +59,13 @@ const OF_ONE_CONNECTION: [HeaderName; 9] = [
 /// A request's headers for a replica. Its length and host are the connection's own there; a tenant's key is the gateway's to know.
 pub fn to_replica(mut headers: HeaderMap, request_id: &HeaderValue, tenant: Option<&Tenant>) -> HeaderMap {
     remove_hops(&mut headers);
-    for name in [HOST, CONTENT_LENGTH, EXPECT, ROUTE, RESUME, SALT, TENANT, PREFIXES] {
+    for name in [HOST, CONTENT_LENGTH, EXPECT, ROUTE, RESUME, SALT, TENANT, ACCOUNT, PREFIXES] {
         headers.remove(name);
     }
     if let Some(tenant) = tenant {
         headers.remove(AUTHORIZATION);
         headers.remove(API_KEY);
+        headers.insert(ACCOUNT, accounts::NAME.clone());
         let name = HeaderValue::from_str(&tenant.name).ok();
         headers.extend(name.clone().map(|name| (TENANT, name)));
         headers.extend(name.filter(|_| !tenant.shares_prefixes).map(|name| (SALT, name)));
@@ -95,10 +99,12 @@ pub struct Changes {
 /// go on elsewhere is left out: nobody would take marks out of it.
 pub fn changes(sent: &HeaderMap, passed: &HeaderMap) -> Changes {
     let named = |name: &HeaderName| Some((name.clone(), passed.get(name)?.clone()));
-    let set: Vec<(HeaderName, HeaderValue)> = [REQUEST_ID, SALT, TENANT, PREFIXES].iter().filter_map(named).collect();
+    let set: Vec<(HeaderName, HeaderValue)> =
+        [REQUEST_ID, SALT, TENANT, ACCOUNT, PREFIXES].iter().filter_map(named).collect();
     let is_set = |name: &HeaderName| set.iter().any(|(of, _)| of == name);
-    let stays =
-        |name: &HeaderName| ![ROUTE, RESUME, SALT, TENANT, PREFIXES, DRAWN, WHOLE, DEVICE_SECONDS].contains(name);
+    let stays = |name: &HeaderName| {
+        ![ROUTE, RESUME, SALT, TENANT, ACCOUNT, PREFIXES, DRAWN, WHOLE, DEVICE_SECONDS].contains(name)
+    };
     let is_key = |name: &HeaderName| [AUTHORIZATION, API_KEY].contains(name);
     let goes = |name: &&HeaderName| !stays(name) || is_key(name) && !passed.contains_key(*name);
     let removed = sent.keys().filter(goes).filter(|name| !is_set(name)).cloned().collect();
@@ -179,6 +185,7 @@ mod tests {
             ("x-stoker-resume", "7"),
             ("x-stoker-salt", "another's"),
             ("x-stoker-tenant", "another"),
+            ("x-stoker-account", "another's"),
             ("x-stoker-prefixes", "256 256:1"),
             ("authorization", "Bearer key"),
             ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
@@ -202,6 +209,7 @@ mod tests {
                 ("x-api-key", "key"),
                 ("x-stoker-salt", "another's"),
                 ("x-stoker-tenant", "another"),
+                ("x-stoker-account", "another's"),
             ])
         };
         let tenant = |more: &str| {
@@ -212,10 +220,11 @@ mod tests {
         let own = passed(&tenant(""));
         let name = HeaderValue::from_static("search");
         assert_eq!([own.get(SALT), own.get(TENANT)], [Some(&name); 2], "{own:?}");
-        assert_eq!(own.len(), 6, "{own:?}");
+        assert_eq!(own[ACCOUNT], *accounts::NAME);
+        assert_eq!(own.len(), 7, "{own:?}");
         let shared = passed(&tenant(", sharesPrefixes: true"));
         assert_eq!([shared.get(SALT), shared.get(TENANT)], [None, Some(&name)], "{shared:?}");
-        assert_eq!(shared.len(), 5, "{shared:?}");
+        assert_eq!(shared.len(), 6, "{shared:?}");
     }
 
     #[test]
@@ -228,6 +237,7 @@ mod tests {
             "x-stoker-resume",
             "x-stoker-salt",
             "x-stoker-tenant",
+            "x-stoker-account",
             "x-stoker-prefixes",
         ];
         let sent =
@@ -246,12 +256,10 @@ mod tests {
         assert_eq!(names(&open), (vec!["x-request-id".to_owned()], expected.clone()));
         let tenants = Tenants::parse("tenants: [{name: search, keys: []}]").unwrap();
         let passed = to_replica(sent.clone(), &id, tenants.named("search").map(|tenant| &**tenant));
-        expected.retain(|name| name != "x-stoker-salt" && name != "x-stoker-tenant");
+        let set = ["x-request-id", "x-stoker-account", "x-stoker-salt", "x-stoker-tenant"].map(str::to_owned).to_vec();
+        expected.retain(|name| !set.contains(name));
         expected.insert(0, "authorization".to_owned());
-        assert_eq!(
-            names(&changes(&sent, &passed)),
-            (vec!["x-request-id".to_owned(), "x-stoker-salt".to_owned(), "x-stoker-tenant".to_owned()], expected)
-        );
+        assert_eq!(names(&changes(&sent, &passed)), (set, expected));
     }
 
     #[test]

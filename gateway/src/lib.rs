@@ -3,11 +3,12 @@
 //! `feed` follows the operator and `kv_feed` what replicas say of their caches, `fleet` is what is known, `scan` reads what routing
 //! needs of a body, `stoker_routing` chooses, `proxy` sends on a connection of `upstream` and `relay` passes the answer on; when its
 //! replica is lost (`watch` asks whether a silent one's `vital` signs are there), `resume` has another one go on behind what `journal` kept, for as long as `search` says. Where no replica has
-//! `room`, requests wait for their `turns` in a `line`. `tenants` are who may ask, if not everybody, by keys or by tokens of issuers (`oidc`), `permit` is their leave. `picker`
+//! `room`, requests wait for their `turns` in a `line`. `tenants` are who may ask, if not everybody, by keys or by tokens of issuers (`oidc`), `permit` is their leave, `accounts` brings what answers did not tell of their time. `picker`
 //! tells other proxies where requests go, by the same choice.
 //! Stateless: what it remembers from one request to the next makes choices better, and no answer depends on it.
 
 pub mod access;
+pub mod accounts;
 pub mod args;
 pub mod body;
 pub mod breaker;

@@ -457,6 +457,46 @@ async fn a_tenant_s_key_opens_and_goes_no_further() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn what_a_stream_that_another_proxy_has_used_is_counted_as_its_replica_says() -> Result<()> {
+    let mut file = tempfile::NamedTempFile::new()?;
+    let hash = "sha256:".to_owned() + &hex(&sha256("key-of-search")?);
+    std::io::Write::write_all(&mut file, format!("tenants: [{{name: search, keys: [\"{hash}\"]}}]").as_bytes())?;
+    let rig = Rig::start(1, &["--tenants", file.path().to_str().unwrap()]).await?;
+    // It sends no bodies of answers.
+    let modes = Some((BodySendMode::FullDuplexStreamed, BodySendMode::None));
+    let known = Request { modes, ..Request::post(CHAT).with("authorization", "Bearer key-of-search") };
+    let mut body: Value = serde_json::from_str(&chat("Tell me a story."))?;
+    (body["stream"], body["max_tokens"]) = (json!(true), json!(40));
+    let mut conversation = rig.picker.begin().await?;
+    let told = conversation.whole(&known, body.to_string().as_bytes()).await?.unwrap();
+    let begun = Instant::now();
+    let mut sent = Client::new().post(format!("http://{}{CHAT}", told.address)).body(body.to_string());
+    for (name, value) in &told.set {
+        sent = sent.header(name, value);
+    }
+    let text = sent.send().await?.text().await?;
+    assert!(text.ends_with("data: [DONE]\n\n") && !text.contains(": stoker"), "{text}");
+    let answer = [(":status", "200"), ("content-type", "text/event-stream")];
+    conversation.say(Said::ResponseHeaders(head(&answer, false))).await?;
+    conversation.told().await?;
+    drop(conversation);
+    let account = rig.agents[0].admin_url(&format!("/v1/accounts/{}", told.set["x-stoker-account"]));
+    let account: Value = reqwest::get(account).await?.json().await?;
+    let seconds = account["deviceMicros"]["search"].as_f64().context("an account")? / 1e6;
+    assert!(seconds > 0.0 && seconds < begun.elapsed().as_secs_f64(), "{account}");
+    let family = "stoker_gateway_tenant_device_seconds_total{tenant=\"search\"} ";
+    let counted = async || -> Result<f64> {
+        let metrics = reqwest::get(rig.gateway.url("/metrics")).await?.text().await?;
+        Ok(metrics.lines().find_map(|line| line.strip_prefix(family)?.parse().ok()).unwrap_or_default())
+    };
+    while (counted().await? - seconds).abs() > 1e-9 {
+        ensure!(begun.elapsed() < PATIENCE, "{} of {seconds}\n{}", counted().await?, rig.gateway.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(())
+}
+
 fn sha256(text: &str) -> Result<Vec<u8>> {
     Ok(ring::digest::digest(&ring::digest::SHA256, text.as_bytes()).as_ref().to_vec())
 }

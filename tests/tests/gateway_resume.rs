@@ -327,6 +327,22 @@ async fn whoever_goes_on_is_told_what_the_client_has_and_says_whether_it_is_the_
 }
 
 #[tokio::test]
+async fn what_a_killed_replica_did_is_known_up_to_its_last_mark_and_no_further() -> Result<()> {
+    const BEGUN: &[&str] =
+        &["data: 0\n\n: stoker opened\n", "data: a\n\n: stoker 0 4/300000 17\ndata: b\n\n: stoker 0 4/900000"];
+    const REST: &[&str] = &["data: b\n\n: stoker 0 4/200000 6\n", "data: [DONE]\n\n: stoker done\n"];
+    let fakes = [Fake::start("first", "aa-bb", 200, BEGUN).await?, Fake::start("second", "aa-bb", 200, REST).await?];
+    let (teller, gateway) = before(&fakes[..1], &[]).await?;
+    let body = r#"{"model":"ember","stream":true}"#;
+    let answer = reqwest::Client::new().post(gateway.url(CHAT)).body(body).send().await?;
+    teller.tell(vec![deployment("chat", &["ember"], vec![fakes[1].endpoint.clone()])]);
+    assert_eq!(answer.text().await?, "data: 0\n\ndata: a\n\ndata: b\n\ndata: [DONE]\n\n");
+    let line = gateway.access_line(|line| line["resumes"] == 1).await?;
+    assert_eq!(line["device_seconds"], 0.5, "{line}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_stream_that_is_not_kept_ends_with_an_error_also_behind_what_came_with_it() -> Result<()> {
     const ALL_AT_ONCE: &[&str] = &["data: 0\n\n: stoker opened\ndata: a\n\n: stoker 0 4 17\n: stoker elsewhere\n"];
     let fake = Fake::start("a", "aa-bb", 200, ALL_AT_ONCE).await?;

@@ -220,6 +220,32 @@ async fn what_a_tenant_used_is_counted_whole_and_streamed() -> Result<()> {
 }
 
 #[tokio::test]
+async fn what_a_response_in_the_background_used_is_counted_though_its_request_was_answered() -> Result<()> {
+    let rig = Rig::start(&[("search", "")]).await?;
+    let (begun, url) = (Instant::now(), rig.gateway.url("/v1/responses"));
+    let asked = json!({"model": "ember", "input": "Tell me a story.", "background": true, "max_output_tokens": 40});
+    let queued: Value = Client::new().post(&url).bearer_auth("key-of-search").json(&asked).send().await?.json().await?;
+    assert_eq!(queued["status"], "queued", "{queued}");
+    let id = queued["id"].as_str().unwrap();
+    let ended = async || -> Result<bool> {
+        let kept = Client::new().get(format!("{url}/{id}")).bearer_auth("key-of-search").send().await?;
+        Ok(["completed", "incomplete"].map(Value::from).contains(&kept.json::<Value>().await?["status"]))
+    };
+    while !ended().await? {
+        ensure!(begun.elapsed() < PATIENCE, "it does not end");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let longest = begun.elapsed().as_secs_f64();
+    let used = async || rig.counted("stoker_gateway_tenant_device_seconds_total{tenant=\"search\"}").await;
+    while used().await? == 0.0 {
+        ensure!(begun.elapsed() < PATIENCE, "nothing is counted\n{}", rig.gateway.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(used().await? < longest, "{} of {longest}", used().await?);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_key_is_changed_without_a_restart_and_a_broken_file_changes_nothing() -> Result<()> {
     let rig = Rig::start(&[("old", "")]).await?;
     rig.wait("old", 200).await?;

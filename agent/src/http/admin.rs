@@ -1,5 +1,6 @@
 //! The admin port: what only operator and gateways ask. `GET /v1/load` is one reading, `GET /v1/history` those of a day, `GET /v1/model` what
-//! is served and the memory that it took, `PUT /v1/intent` an order, `PUT /v1/holders` who has the model that this process fetches; `GET /v1/kv-events` is what the prefix cache holds, for gateways. No Service has this port; an order is believed for its
+//! is served and the memory that it took, `PUT /v1/intent` an order, `PUT /v1/holders` who has the model that this process fetches; `GET /v1/kv-events` is what the prefix cache holds, `GET /v1/accounts/GATEWAY` what
+//! devices did for tenants and no answer told, for gateways. No Service has this port; an order is believed for its
 //! signature alone, so whoever else reaches the port moves nothing.
 
 use std::{
@@ -10,13 +11,14 @@ use std::{
 use axum::{
     Json, Router,
     body::{Bytes, to_bytes},
-    extract::{Query, Request, State},
+    extract::{Path, Query, Request, State},
     http::StatusCode,
     middleware,
     routing::{get, put},
 };
 use serde::Deserialize;
 use stoker_crds::{
+    accounts::{ACCOUNTS_PATH, Accounts},
     contract::LoadReport,
     description::{DESCRIPTION_PATH, Description},
     history::{HISTORY_PATH, LoadHistory},
@@ -41,6 +43,7 @@ pub fn admin_router(replica: Arc<Replica>) -> Router {
         .route(INTENT_PATH, put(intent))
         .route(HOLDERS_PATH, put(holders))
         .route(KV_EVENTS_PATH, get(kv_events))
+        .route(&format!("{ACCOUNTS_PATH}/{{gateway}}"), get(accounts))
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_path)
         .layer(middleware::from_fn_with_state(replica.clone(), observe))
@@ -73,6 +76,10 @@ struct Known {
 async fn kv_events(State(replica): State<Arc<Replica>>, Query(known): Query<Known>) -> Json<KvEvents> {
     let wait = Duration::from_secs(known.wait.min(WAIT_SECONDS_MAX));
     Json(replica.kv_events(&known.start, known.since, wait).await)
+}
+
+async fn accounts(State(replica): State<Arc<Replica>>, Path(gateway): Path<String>) -> Json<Accounts> {
+    Json(replica.accounts(&gateway))
 }
 
 /// Takes an order; answers with the reading after it, which names the order's number.

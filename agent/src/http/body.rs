@@ -77,10 +77,13 @@ enum Stage {
 /// The response that streams these choices. It begins with the first token, or when that does not come soon: what fails before
 /// has an error's status, and whoever stands before this server can ask another one.
 pub(crate) async fn streamed<A: Answer + Send + 'static>(
-    choices: Choices,
+    mut choices: Choices,
     answer: A,
     usage: UsageSum,
 ) -> Result<Response, ApiError> {
+    if !choices.tells_device_time() {
+        choices.put_on_account();
+    }
     let unfinished = choices.n_choices();
     let mut streaming =
         Streaming { choices, answer, usage, unfinished, stage: Stage::Opening(None), last_texts: BTreeMap::new() };

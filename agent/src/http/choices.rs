@@ -36,6 +36,10 @@ pub(crate) struct Choices {
     cached: Vec<u32>,
     /// What each one had of its devices' time.
     device_time: Vec<Duration>,
+    /// What marks told of it.
+    told_time: Vec<Duration>,
+    /// Nothing of the answer tells device time.
+    is_on_account: bool,
     is_marked: bool,
     /// Holds the drain open until the answer has been written or given up.
     open: Arrival,
@@ -90,8 +94,9 @@ impl Choices {
         let told = told.collect();
         let events = streams.into_iter().zip(0..).map(|(stream, index)| numbered(stream, index)).collect();
         let (cached, device_time) = (vec![0; n_choices as usize], vec![Duration::ZERO; n_choices as usize]);
-        let is_marked = open.passage.is_marked();
-        Ok(Self { events, first: None, n_choices, told, cached, device_time, is_marked, open })
+        let (told_time, is_marked) = (device_time.clone(), open.passage.is_marked());
+        let (first, is_on_account) = (None, false);
+        Ok(Self { events, first, n_choices, told, cached, device_time, told_time, is_on_account, is_marked, open })
     }
 
     /// What was drawn for the request by who passed it on.
@@ -125,9 +130,25 @@ impl Choices {
     }
 
     /// The mark of new tokens of a choice.
-    pub(crate) fn more(&self, index: u32, tokens: Vec<TokenId>) -> Mark {
-        let device_time = self.open.passage.tells_device_time.then(|| self.device_time[index as usize]);
+    pub(crate) fn more(&mut self, index: u32, tokens: Vec<TokenId>) -> Mark {
+        let device_time = self.tells_device_time().then(|| self.tell_time(index as usize));
         Mark::More { index, cached: self.cached[index as usize], device_time, tokens }
+    }
+
+    /// Whether its marks tell device time.
+    pub(crate) fn tells_device_time(&self) -> bool {
+        self.is_marked && self.open.passage.tells_device_time
+    }
+
+    fn tell_time(&mut self, index: usize) -> Duration {
+        let now = self.device_time[index];
+        self.open.device_time.told(now - std::mem::replace(&mut self.told_time[index], now));
+        now
+    }
+
+    /// Nothing of its answer tells device time: it is put on account as it comes.
+    pub(crate) fn put_on_account(&mut self) {
+        self.is_on_account = true;
     }
 
     /// What all of them had of their devices' time, once they have ended.
@@ -167,9 +188,10 @@ impl Choices {
             None => {
                 let Numbered { index, cached_tokens, device_time, event } = self.events.next().await?;
                 self.cached[index as usize] = cached_tokens;
-                self.device_time[index as usize] = device_time;
-                if matches!(event, RequestEvent::Finished { .. }) {
-                    self.open.device_time.add(device_time);
+                let before = std::mem::replace(&mut self.device_time[index as usize], device_time);
+                self.open.device_time.add(device_time.saturating_sub(before));
+                if self.is_on_account {
+                    self.open.device_time.settle();
                 }
                 if let Some(span) = &mut self.open.span {
                     span.note(index, &event);

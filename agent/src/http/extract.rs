@@ -13,7 +13,7 @@ use crate::{
         device_time::DeviceTime,
         error::ApiError,
         fields::Fields,
-        passage::{Passage, TOLD_BYTES_MAX},
+        passage::{Passage, TOLD_BYTES_MAX, accounted},
         prompt_work,
         trace::RequestSpan,
     },
@@ -77,10 +77,12 @@ impl FromRequest<Arc<Replica>> for Admitted {
         match enter(replica) {
             Ok(open) => {
                 let span = RequestSpan::begin(replica.spans(), &request, &replica.settings().served_names[0]);
+                let account =
+                    accounted(request.headers()).and_then(|(gateway, tenant)| replica.account(gateway, tenant));
                 let (mut passage, n_told) = Passage::of(request.headers())?;
                 let mut body = read(request, MAX_BYTES + n_told.min(TOLD_BYTES_MAX)).await?;
                 passage.take_told(&mut body, n_told)?;
-                let arrival = Arrival { open, passage, span, device_time: DeviceTime::default() };
+                let arrival = Arrival { open, passage, span, device_time: DeviceTime::on(account) };
                 Ok(Self { open: arrival, fields: fields_of(body).await? })
             }
             Err(refused) => {

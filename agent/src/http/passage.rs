@@ -8,6 +8,7 @@
 //! x-stoker-prefixes: BYTES END:NAME...  what gateways call beginnings of its prompt, to hear which of them are cached ([`Prefixes`])
 //! x-stoker-salt: NAME               whose request it is: prompts cached for others are not for it
 //! x-stoker-tenant: NAME             whose request it is: what is kept for others is not found by it (`responses/owner.rs`)
+//! x-stoker-account: GATEWAY         who asks what the tenant's requests had of devices' time that no answer told (`accounts.rs`)
 //! x-stoker-device-seconds: marks    marks are to tell what choices had of their devices' time (`device_time.rs`)
 //! x-stoker-model: VOCABULARY-BITS   of an answer: whose tokens it tells, and with which bits logits are computed ("" if not promised)
 //! ```
@@ -30,7 +31,7 @@ use axum::http::{HeaderMap, HeaderName, StatusCode};
 use bytes::Bytes;
 use jiff::{Timestamp, Zoned, tz::TimeZone};
 use serde::Deserialize;
-use stoker_crds::kv_events::PREFIXES_HEADER;
+use stoker_crds::{accounts::ACCOUNT_HEADER, kv_events::PREFIXES_HEADER};
 use stoker_engine::{Resume, TokenId};
 
 use crate::http::{device_time::DEVICE_SECONDS, error::ApiError, prefixes::Prefixes};
@@ -38,6 +39,9 @@ use crate::http::{device_time::DEVICE_SECONDS, error::ApiError, prefixes::Prefix
 const DRAWN: HeaderName = HeaderName::from_static("x-stoker-drawn");
 const WHOLE: HeaderName = HeaderName::from_static("x-stoker-whole");
 const PREFIXES: HeaderName = HeaderName::from_static(PREFIXES_HEADER);
+const ACCOUNT: HeaderName = HeaderName::from_static(ACCOUNT_HEADER);
+/// The tenant that a gateway found by its key, which it keeps to itself.
+pub(crate) const TENANT: HeaderName = HeaderName::from_static("x-stoker-tenant");
 const SALT: HeaderName = HeaderName::from_static("x-stoker-salt");
 const RESUME: HeaderName = HeaderName::from_static("x-stoker-resume");
 /// See the module.
@@ -87,6 +91,15 @@ struct ToldChoice {
     tokens: Vec<TokenId>,
     cached: u32,
     ended: bool,
+}
+
+/// Longer names are nobody's: gateways and their tenants have shorter ones.
+const NAME_BYTES_MAX: usize = 64;
+
+/// The gateway that asks for accounts and the tenant whose request it is, if both are named.
+pub(crate) fn accounted(headers: &HeaderMap) -> Option<(&str, &str)> {
+    let name = |name: HeaderName| headers.get(name)?.to_str().ok().filter(|name| name.len() <= NAME_BYTES_MAX);
+    Some((name(ACCOUNT)?, name(TENANT)?))
 }
 
 impl Passage {

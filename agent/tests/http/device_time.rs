@@ -1,4 +1,5 @@
-//! What answers tell of their devices' time: those that are there as a whole in their head, those with marks in these, bodies never.
+//! What answers tell of their devices' time: those that are there as a whole in their head, those with marks in these, bodies never. And
+//! what is on account, since they tell nothing of it.
 
 use std::time::Duration;
 
@@ -100,4 +101,95 @@ async fn who_goes_on_tells_its_own_part() {
     assert!(*rest.last().unwrap() >= least, "{rest:?}");
     // Of the ten steps that another one made nothing is in it: each mark is a step later than the one before.
     assert!(rest[0] < rest[1] && rest[1] < rest[2], "{rest:?}");
+}
+
+/// Asks as a tenant of the gateway `g`; `marks`: in the words of a gateway that takes them out.
+async fn ask_as(agent: &Agent, path: &str, body: &Value, marks: bool) -> Response {
+    let mut request = Request::post(path).header("x-stoker-account", "g").header("x-stoker-tenant", "search");
+    if marks {
+        let drawn = "000000000000002a-0123456789abcdef0123456789abcdef-1700000000";
+        request = request.header("x-stoker-drawn", drawn).header("x-stoker-whole", "marks").header(HEADER, "marks");
+    }
+    agent.router.clone().oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap()
+}
+
+/// Microseconds on account, as the gateway `g` is told.
+async fn on_account(agent: &Agent) -> u64 {
+    let asked = Request::get("/v1/accounts/g").body(Body::empty()).unwrap();
+    let answer = stoker_agent::http::admin_router(agent.replica.clone()).oneshot(asked).await.unwrap();
+    let (status, told) = json_of(answer).await;
+    assert_eq!((status.as_u16(), &told["startId"]), (200, &json!(agent.replica.load_report().start_id)), "{told}");
+    told["deviceMicros"]["search"].as_u64().unwrap_or_default()
+}
+
+async fn is_idle(agent: &Agent) {
+    agent.wait_until("nothing is computed", |load| load.running + load.waiting == 0).await;
+}
+
+#[tokio::test]
+async fn what_no_answer_tells_is_on_account_and_nothing_else() {
+    let responses = "/v1/responses";
+    let logprobs =
+        json!({"input": "hi", "stream": true, "include": ["message.output_text.logprobs"], "top_logprobs": 1});
+    for (path, body, marks, is_on_account) in [
+        ("/v1/completions", json!({"prompt": "hi", "stream": true}), false, true),
+        ("/v1/completions", json!({"prompt": "hi", "stream": true, "n": 2}), false, true),
+        ("/v1/completions", json!({"prompt": "hi", "stream": true, "n": 2}), true, false),
+        ("/v1/completions", json!({"prompt": "hi"}), false, false),
+        ("/v1/completions", json!({"prompt": "hi", "n": 2}), true, false),
+        (responses, json!({"input": "hi", "stream": true}), true, false),
+        (responses, logprobs, true, true),
+        (responses, json!({"input": "hi", "background": true}), true, true),
+        (responses, json!({"input": "hi", "background": true}), false, true),
+    ] {
+        let (agent, begun) = (agent(), std::time::Instant::now());
+        let response = ask_as(&agent, path, &body, marks).await;
+        assert_eq!(response.status(), 200, "{path} {body}");
+        Stream { body: response.into_body() }.rest().await;
+        is_idle(&agent).await;
+        let (least, most) = ((2 * 13 * STEP).as_micros() as u64, 2 * begun.elapsed().as_micros() as u64);
+        let expected = if is_on_account { least..=most } else { 0..=0 };
+        let deadline = begun + PATIENCE;
+        while !expected.contains(&on_account(&agent).await) {
+            assert!(
+                std::time::Instant::now() < deadline,
+                "{path} {body} {marks}: {} of {expected:?}",
+                on_account(&agent).await
+            );
+            tokio::time::sleep(STEP).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_on_account_rises_while_an_answer_is_made_and_stays_when_its_client_leaves() {
+    let agent = Agent::slow(EngineLimits::default());
+    let body = json!({"prompt": "hi", "stream": true, "max_tokens": 1000});
+    let mut stream = Stream { body: ask_as(&agent, "/v1/completions", &body, false).await.into_body() };
+    let mut told = Vec::new();
+    for _ in 0..3 {
+        stream.next().await.unwrap();
+        told.push(on_account(&agent).await);
+    }
+    assert!(told[0] < told[1] && told[1] < told[2], "{told:?}");
+    drop(stream);
+    is_idle(&agent).await;
+    assert!(on_account(&agent).await >= told[2]);
+}
+
+#[tokio::test]
+async fn of_a_whole_answer_that_nobody_waited_for_it_is_on_account_what_came_by_then() {
+    let agent = Agent::slow(EngineLimits::default());
+    let body = json!({"prompt": "hi", "max_tokens": 1000});
+    {
+        let mut answer = std::pin::pin!(ask_as(&agent, "/v1/completions", &body, false));
+        let some_tokens = agent.wait_until("some tokens", |load| load.generated_tokens > Some(3));
+        tokio::select! {
+            _ = &mut answer => panic!("it has a thousand tokens"),
+            () = some_tokens => {}
+        }
+        assert_eq!(on_account(&agent).await, 0, "its head will tell");
+    }
+    is_idle(&agent).await;
+    assert!(on_account(&agent).await > 0);
 }

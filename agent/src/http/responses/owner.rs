@@ -4,13 +4,12 @@ use std::convert::Infallible;
 
 use axum::{
     extract::FromRequestParts,
-    http::{HeaderMap, HeaderName, request::Parts},
+    http::{HeaderMap, request::Parts},
 };
 use sha2::{Digest, Sha256};
 use stoker_edge::api_key;
 
-/// The tenant that a gateway found by its key, which it keeps to itself.
-const TENANT: HeaderName = HeaderName::from_static("x-stoker-tenant");
+use crate::http::passage::TENANT;
 
 /// Who asks: the key that was sent and the tenant that a gateway names, as a hash, so that no key is kept with what is stored. All
 /// who send neither are one.
