@@ -19,13 +19,13 @@ use stoker_routing::{Ask, Choice, PrefixIndex, Rules, Source, route, scores};
 use tokio::sync::watch;
 
 use crate::{
+    asked::Asked,
     budget::RetryBudget,
     explain::Foreseen,
     fleet::{Deployment, Fleet, Member, Registry, Version},
     line::Bounds,
     metrics::Metrics,
     oidc::Issuers,
-    proxy::Asked,
     quota::{Exceeded, Quota},
     tenants::{Tenant, Tenants},
     turns::Turns,

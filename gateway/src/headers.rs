@@ -8,8 +8,8 @@ use std::{
 use axum::http::{
     HeaderMap, HeaderName, HeaderValue,
     header::{
-        AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
-        TRANSFER_ENCODING, UPGRADE,
+        AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION,
+        TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
     },
 };
 
@@ -115,6 +115,11 @@ pub fn changes(sent: &HeaderMap, passed: &HeaderMap) -> Changes {
 pub fn to_client(headers: &mut HeaderMap) {
     remove_hops(headers);
     headers.remove(MODEL);
+}
+
+/// Whether an answer is a stream of events.
+pub fn is_stream(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
 /// The names of a prompt's beginnings, if it has any.

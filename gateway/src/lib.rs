@@ -1,7 +1,7 @@
 //! The gateway: one address for all replicas of all deployments.
 //!
 //! `feed` follows the operator and `kv_feed` what replicas say of their caches, `fleet` is what is known, `scan` reads what routing
-//! needs of a body, `stoker_routing` chooses, `proxy` sends on a connection of `upstream` and `relay` passes the answer on; when its
+//! needs of a body, `asked` is the request with it, `stoker_routing` chooses, `attempt` asks one replica on a connection of `upstream`, `proxy` those that `tries` lets it, and `relay` passes the answer on; when its
 //! replica is lost (`watch` asks whether a silent one's `vital` signs are there), `resume` has another one go on behind what `journal` kept, for as long as `search` says. Where no replica has
 //! `room`, requests wait for their `turns` in a `line`. `tenants` are who may ask, if not everybody, by keys or by tokens of issuers (`oidc`), `permit` is their leave, `accounts` brings what answers did not tell of their time. `picker`
 //! tells other proxies where requests go, by the same choice.
@@ -10,6 +10,8 @@
 pub mod access;
 pub mod accounts;
 pub mod args;
+pub mod asked;
+pub mod attempt;
 pub mod body;
 pub mod breaker;
 pub mod budget;
@@ -40,6 +42,7 @@ pub mod search;
 pub mod server;
 pub mod tenants;
 pub mod tls;
+pub mod tries;
 pub mod turns;
 pub mod upstream;
 pub mod usage;

@@ -7,10 +7,11 @@ use axum::http::{HeaderMap, HeaderName, StatusCode};
 use bytes::Bytes;
 
 use crate::{
+    asked::Asked,
+    attempt::{Answered, Attempt, Silence, attempt},
     error::GatewayError,
     gateway::Gateway,
     journal::Journal,
-    proxy::{Answered, Asked, Attempt, Silence, attempt},
     search::{Loss, Losses, Patience, Rounds},
     vital::{DEAD, Flight, Life},
 };

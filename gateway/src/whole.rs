@@ -10,9 +10,9 @@ use tokio::time::timeout;
 
 use crate::{
     access::Access,
+    attempt::Answered,
     error::GatewayError,
     journal::{Passed, Then},
-    proxy::Answered,
     relay::SILENCE,
     resume::Resumable,
     search::Loss,

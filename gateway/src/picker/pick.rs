@@ -8,6 +8,7 @@ use bytes::Bytes;
 
 use crate::{
     access::Access,
+    asked::{Asked, ask, is_rehearsal},
     doors::whom,
     error::GatewayError,
     explain::explained,
@@ -15,7 +16,7 @@ use crate::{
     gateway::Gateway,
     headers::{self, Changes},
     permit::{self, Permit},
-    proxy::{Asked, ask, is_rehearsal, newest, wait},
+    proxy::{newest, wait},
     server::FORWARDED,
     tenants::Tenant,
     vital::Flight,

@@ -26,9 +26,8 @@ use crate::{
     doors::Meant,
     error::{Dialect, GatewayError},
     gateway::Gateway,
-    headers::{ROUTE, request_id},
+    headers::{ROUTE, is_stream, request_id},
     permit,
-    proxy::is_stream,
     usage::{Tail, Usage, device_time_of},
 };
 
