@@ -1,15 +1,30 @@
 //! Generation parameters shared by chat and text completions: names, ranges and defaults, checked once into `Generation`.
 //! Pure: defaults and the random seed are arguments. Ranges are vLLM's where OpenAI's API does not define the field.
+//!
+//! `sampling` is how tokens are chosen, `stop` when generation ends, `delivery` how the answer travels, `truncation` what is kept of a prompt,
+//! `standing` when it begins and whose cached prompts are its.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+mod delivery;
+mod sampling;
+mod standing;
+mod stop;
+mod truncation;
 
-use serde::Deserialize;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
 use stoker_engine::{SamplingParams, StopParams, TokenId};
 
+use self::{
+    delivery::delivery,
+    sampling::sampling,
+    standing::{begins_within, both_salts, cache_salt, priority},
+    stop::{max_tokens, stop_params},
+};
+pub(crate) use self::{
+    delivery::{Delivery, UsageIn},
+    standing::{DEADLINE, Standing},
+    truncation::{Kept, Truncation, truncation},
+};
 use crate::{
     admit::MaxTokens,
     http::{
@@ -21,18 +36,8 @@ use crate::{
     },
 };
 
-/// Stop strings one request may have.
-const MAX_STOP_STRINGS: usize = 16;
-/// Stop tokens one request may have.
-const MAX_STOP_TOKENS: usize = 128;
 /// Tokens whose log-probabilities one request may ask for by id.
 const MAX_LOGPROB_TOKENS: usize = 128;
-/// The field that says how long a request may wait.
-pub(crate) const DEADLINE: &str = "deadline_ms";
-/// A day.
-const MAX_DEADLINE_MS: u32 = 24 * 60 * 60 * 1000;
-/// Longest salt.
-const MAX_SALT_BYTES: usize = 1024;
 /// Longest name of a request.
 const MAX_REQUEST_ID_CHARS: usize = 128;
 /// Completions of one prompt.
@@ -73,24 +78,6 @@ pub(crate) struct Generation {
     pub(crate) cache_salt: Option<Arc<str>>,
 }
 
-/// How much of a prompt is kept, and which end.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Truncation {
-    /// Tokens; `None` for what leaves room for one token of completion.
-    pub(crate) tokens: Option<u32>,
-    /// Which end is kept.
-    pub(crate) keeps: Kept,
-}
-
-/// One end of a prompt.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Kept {
-    /// Cut on the right side.
-    Beginning,
-    /// Cut on the left side.
-    End,
-}
-
 /// How an answer shows tokens beside text.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct TokensShown {
@@ -98,29 +85,6 @@ pub(crate) struct TokensShown {
     pub(crate) with_ids: bool,
     /// Log-probabilities name tokens by id, not by text.
     pub(crate) named_by_id: bool,
-}
-
-/// How the answer travels.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Delivery {
-    /// One JSON body.
-    Whole,
-    /// Server-sent events.
-    Stream {
-        /// Which chunks carry token counts.
-        usage: UsageIn,
-    },
-}
-
-/// Chunks of a stream that carry token counts.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum UsageIn {
-    /// None of them.
-    No,
-    /// One more behind the last.
-    Last,
-    /// Each of them, and one more.
-    Every,
 }
 
 /// What the model and the process bring to a request that does not say.
@@ -183,92 +147,11 @@ fn seed_of(seed: u64, choice: u32) -> u64 {
     seed ^ u64::from(choice).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-fn sampling(fields: &mut Fields, defaults: &Defaults) -> Result<SamplingParams, ApiError> {
-    let base = &defaults.sampling;
-    Ok(SamplingParams {
-        temperature: fields.number("temperature", 0.0..=2.0)?.unwrap_or(base.temperature),
-        top_p: fields.checked("top_p", "above 0 and at most 1", |p| *p > 0.0 && *p <= 1.0)?.unwrap_or(base.top_p),
-        top_k: top_k(fields)?.unwrap_or(base.top_k),
-        min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(base.min_p),
-        presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(base.presence_penalty),
-        frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(base.frequency_penalty),
-        repetition_penalty: repetition_penalty(fields)?.unwrap_or(base.repetition_penalty),
-        logit_bias: logit_bias(fields, defaults.vocab_size)?,
-        seed: seed(fields)?.unwrap_or(defaults.seed),
-        constraint: None,
-    })
-}
-
-/// -1 and 0 both mean "off", as does more than there are tokens.
-fn top_k(fields: &mut Fields) -> Result<Option<u32>, FieldError> {
-    let top_k = fields.checked::<i128>("top_k", "-1 or more", |k| *k >= -1)?;
-    Ok(top_k.map(|k| u32::try_from(k).unwrap_or(0)))
-}
-
-fn repetition_penalty(fields: &mut Fields) -> Result<Option<f32>, FieldError> {
-    fields.checked("repetition_penalty", "above 0", |penalty: &f32| *penalty > 0.0 && penalty.is_finite())
-}
-
-/// Any 64-bit integer: negative ones are the same bits.
-fn seed(fields: &mut Fields) -> Result<Option<u64>, FieldError> {
-    let range = i128::from(i64::MIN)..=i128::from(u64::MAX);
-    let seed = fields.checked::<i128>("seed", "a 64-bit integer", |seed| range.contains(seed))?;
-    Ok(seed.map(|seed| seed as u64))
-}
-
-fn logit_bias(fields: &mut Fields, vocab_size: u32) -> Result<BTreeMap<TokenId, f32>, ApiError> {
-    let sent: BTreeMap<String, f32> = fields.take("logit_bias")?.unwrap_or_default();
-    let (mut biases, mut unknown) = (BTreeMap::new(), Vec::new());
-    for (key, bias) in sent {
-        let param = format!("logit_bias.{key}");
-        if !(-100.0..=100.0).contains(&bias) {
-            return Err(ApiError::invalid(&param, format!("`{param}` must be between -100 and 100, got {bias}")));
-        }
-        match key.parse().ok().filter(|id: &TokenId| *id < vocab_size) {
-            Some(id) => drop(biases.insert(id, bias)),
-            None => unknown.push(param),
-        }
-    }
-    let Some(first) = unknown.first() else { return Ok(biases) };
-    let message = format!("`{}`: keys are token ids below the vocabulary of {vocab_size}", unknown.join("`, `"));
-    Err(ApiError::invalid(first, message))
-}
-
-fn max_tokens(fields: &mut Fields) -> Result<Option<MaxTokens>, ApiError> {
-    let mut bound = |field| {
-        let tokens = fields.number(field, 1..=u32::MAX)?;
-        Ok::<_, FieldError>(tokens.map(|tokens| MaxTokens { tokens, field }))
-    };
-    let (new, old) = (bound("max_completion_tokens")?, bound("max_tokens")?);
-    match (new, old) {
-        (Some(new), Some(old)) if new.tokens != old.tokens => Err(ApiError::invalid(
-            "max_tokens",
-            format!("max_tokens={} contradicts max_completion_tokens={}: send one of them", old.tokens, new.tokens),
-        )),
-        (new, old) => Ok(new.or(old)),
-    }
-}
-
 /// It becomes part of the answer's id and of logs.
 pub(crate) fn request_id(fields: &mut Fields) -> Result<Option<String>, FieldError> {
     let is_name =
         |id: &String| (1..=MAX_REQUEST_ID_CHARS).contains(&id.len()) && id.chars().all(|c| c.is_ascii_graphic());
     fields.checked("request_id", "1 to 128 visible ASCII characters", is_name)
-}
-
-/// How much of a prompt is kept, if not all.
-pub(crate) fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, ApiError> {
-    let sent = fields.checked::<i64>("truncate_prompt_tokens", "-1, or 1 or more", |k| *k == -1 || *k > 0)?;
-    let sides = |side: &String| ["left", "right"].contains(&side.as_str());
-    let side = fields.checked("truncation_side", "`left` or `right`", sides)?;
-    let keeps = if side.as_deref() == Some("right") { Kept::Beginning } else { Kept::End };
-    // What is never cut is not cut on its left side, which is the default.
-    if sent.is_none() && keeps == Kept::Beginning {
-        let message = "`truncation_side` says which end of a prompt is cut off, and `truncate_prompt_tokens`, how many tokens are \
-                       kept, is not there: send it, or remove `truncation_side`";
-        return Err(ApiError::invalid("truncation_side", message));
-    }
-    Ok(sent.map(|k| Truncation { tokens: u32::try_from(k).ok(), keeps }))
 }
 
 /// Of a whole answer only: they are known before its first token and would hold up a stream.
@@ -279,56 +162,6 @@ fn prompt_logprobs(fields: &mut Fields, delivery: Delivery) -> Result<Option<u8>
         return Err(ApiError::unsupported("prompt_logprobs", message));
     }
     Ok(asked)
-}
-
-/// Among waiting and running requests.
-fn priority(fields: &mut Fields) -> Result<i32, FieldError> {
-    let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
-    let sent = fields.checked::<i64>("priority", "a 32-bit integer", |sent| range.contains(sent))?;
-    Ok(sent.map_or(0, |sent| sent as i32))
-}
-
-/// Where a request that generates nothing stands among others, and with whom it shares cached prompts.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Standing {
-    /// The smaller, the sooner.
-    pub(crate) priority: i32,
-    /// It begins by then, or not at all.
-    pub(crate) deadline: Option<Instant>,
-    /// Who may find the prompt's keys and values: those who know it.
-    pub(crate) cache_salt: Option<Arc<str>>,
-}
-
-impl Standing {
-    /// Takes it out of `fields`; `salt` is what the gateway says, and `now` when the request came.
-    pub(crate) fn take(fields: &mut Fields, salt: Option<&Arc<str>>, now: Instant) -> Result<Self, FieldError> {
-        Ok(Self {
-            priority: priority(fields)?,
-            deadline: begins_within(fields)?.map(|within| now + within),
-            cache_salt: both_salts(salt, cache_salt(fields)?),
-        })
-    }
-}
-
-/// From now: what it waited for in front of this replica is not known here.
-fn begins_within(fields: &mut Fields) -> Result<Option<Duration>, FieldError> {
-    let sent = fields.number(DEADLINE, 1..=MAX_DEADLINE_MS)?;
-    Ok(sent.map(|ms: u32| Duration::from_millis(ms.into())))
-}
-
-/// What a client tells its cached prompts apart by.
-fn cache_salt(fields: &mut Fields) -> Result<Option<Arc<str>>, FieldError> {
-    let is_salt = |salt: &String| (1..=MAX_SALT_BYTES).contains(&salt.len());
-    let sent = fields.checked("cache_salt", "a text of 1 to 1024 bytes", is_salt)?;
-    Ok(sent.map(Arc::from))
-}
-
-/// Two pairs never look alike: a header has no NUL.
-fn both_salts(outer: Option<&Arc<str>>, own: Option<Arc<str>>) -> Option<Arc<str>> {
-    match (outer, own) {
-        (Some(outer), own) => Some(format!("{outer}\0{}", own.as_deref().unwrap_or_default()).into()),
-        (None, own) => own,
-    }
 }
 
 /// Takes the bound on tokens of thought; -1 is none.
@@ -357,95 +190,6 @@ pub(crate) fn tokens(
         })
     };
     sent.into_iter().enumerate().map(token).collect()
-}
-
-fn stop_params(fields: &mut Fields, max_tokens: Option<MaxTokens>, vocab_size: u32) -> Result<StopParams, ApiError> {
-    let min_tokens = fields.number("min_tokens", 0..=u32::MAX)?.unwrap_or(0);
-    if let Some(max) = max_tokens.filter(|max| min_tokens > max.tokens) {
-        let MaxTokens { field, tokens } = max;
-        let message = format!(
-            "min_tokens={min_tokens} cannot be greater than {field}={tokens}: send a `min_tokens` of at most {tokens}, or a larger `{field}`"
-        );
-        return Err(ApiError::invalid("min_tokens", message));
-    }
-    Ok(StopParams {
-        max_tokens: 0,
-        min_tokens,
-        ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
-        stop: stop_strings(fields)?,
-        stop_token_ids: tokens(fields, "stop_token_ids", vocab_size, Some(MAX_STOP_TOKENS))?,
-        include_stop: fields.take("include_stop_str_in_output")?.unwrap_or(false),
-        ..StopParams::default()
-    })
-}
-
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a string or an array of strings")]
-enum OneOrMany {
-    One(String),
-    Many(Vec<String>),
-}
-
-fn stop_strings(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
-    let stop = match fields.take("stop")? {
-        None => vec![],
-        Some(OneOrMany::One(stop)) => vec![stop],
-        Some(OneOrMany::Many(stop)) => stop,
-    };
-    if stop.len() > MAX_STOP_STRINGS {
-        let message = format!(
-            "`stop` has {} strings, more than {MAX_STOP_STRINGS}: send fewer, and single tokens in `stop_token_ids`, which takes \
-             {MAX_STOP_TOKENS}",
-            stop.len()
-        );
-        return Err(ApiError::invalid("stop", message));
-    }
-    if stop.iter().any(String::is_empty) {
-        return Err(ApiError::invalid("stop", "`stop` has an empty string: it would end every answer at once"));
-    }
-    Ok(stop)
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct StreamOptions {
-    include_usage: Option<bool>,
-    include_obfuscation: Option<bool>,
-    continuous_usage_stats: Option<bool>,
-}
-
-fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
-    let stream = fields.take("stream")?.unwrap_or(false);
-    let options = fields.object::<StreamOptions>("stream_options")?;
-    if options.as_ref().is_some_and(|options| options.include_obfuscation == Some(true)) {
-        let (field, message) = ("stream_options.include_obfuscation", "chunks are not padded here: use false");
-        return Err(ApiError::unsupported(field, message));
-    }
-    let counts_alone =
-        |options: &StreamOptions| options.continuous_usage_stats == Some(true) && options.include_usage != Some(true);
-    if stream && options.as_ref().is_some_and(counts_alone) {
-        let (field, message) = (
-            "stream_options.continuous_usage_stats",
-            "`continuous_usage_stats` needs `include_usage: true`: send both",
-        );
-        return Err(ApiError::invalid(field, message));
-    }
-    match (stream, options) {
-        (true, options) => Ok(Delivery::Stream { usage: usage_in(&options.unwrap_or_default()) }),
-        (false, None) => Ok(Delivery::Whole),
-        (false, Some(_)) => Err(ApiError::invalid(
-            "stream_options",
-            "`stream_options` needs `stream: true`: set it or remove this field",
-        )),
-    }
-}
-
-fn usage_in(options: &StreamOptions) -> UsageIn {
-    match (options.include_usage.unwrap_or(false), options.continuous_usage_stats.unwrap_or(false)) {
-        (false, _) => UsageIn::No,
-        (true, false) => UsageIn::Last,
-        (true, true) => UsageIn::Every,
-    }
 }
 
 /// Fields that describe the caller and change no answer are taken and dropped; fields that would change it and are not
