@@ -4,19 +4,13 @@
 //! Order: configuration and Service before pods, and before the InferencePool that names it; what a Service is led to before it leads there, and away only after it; taking back and deleting before creating, so that room and names are
 //! free; the NetworkPolicy before pods that it is about, the budget for disruptions after them, so that a cluster that
 //! refuses it still gets its replicas; what is fetched ahead last, as nothing else waits for it. Deletes and intents are bound to the
-//! version of the pod that the plan saw. What the API server refuses for good becomes a [`Refusal`] for
+//! version of the object that the plan saw: one that was changed since, or made anew under its name, stays. What the API server refuses for good becomes a [`Refusal`] for
 //! the status; what may pass is an error, and the round is tried again.
 
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::{
-    NamespaceResourceScope,
-    api::{
-        core::v1::{ConfigMap, Pod},
-        discovery::v1::EndpointSlice,
-    },
-};
+use k8s_openapi::{NamespaceResourceScope, api::core::v1::Pod};
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
@@ -31,7 +25,7 @@ use crate::{
     desired::{Desired, labels},
     error::ReconcileError,
     metrics::Metrics,
-    observe::{Observed, is_stray},
+    observe::{Child, Observed, is_stray},
     plan::{Handover, Plan, Upkeep},
     pools::InferencePool,
     rollout::{
@@ -147,11 +141,11 @@ impl Apply {
         if *apply_service {
             self.apply_child(&desired.service, &mut applied).await?;
         }
-        self.keep_up_pool(*pool, desired.pool.as_ref(), observed, &mut applied).await?;
-        for name in prune_slices {
-            self.remove::<EndpointSlice>(name, &mut applied).await?;
+        self.keep_up_pool(*pool, desired.pool.as_ref(), &observed.pool, &mut applied).await?;
+        for slice in observed.slices.iter().filter(|slice| prune_slices.contains(&slice.name_any())) {
+            self.remove(&**slice, &mut applied).await?;
         }
-        self.keep_up(*network_policy, desired.network_policy.as_ref(), observed, &mut applied).await?;
+        self.keep_up(*network_policy, desired.network_policy.as_ref(), &observed.network_policy, &mut applied).await?;
         for pod in undrain {
             if self.intend(pod, Want::Serve, now, &mut applied).await? {
                 applied.undrained.push(pod.name.clone());
@@ -180,8 +174,9 @@ impl Apply {
         if *apply_budget {
             self.apply_child(&desired.budget, &mut applied).await?;
         }
-        for name in prune_config_maps {
-            self.remove::<ConfigMap>(name, &mut applied).await?;
+        let maps = observed.config_maps.iter().filter_map(Child::own);
+        for map in maps.filter(|map| prune_config_maps.contains(&map.name_any())) {
+            self.remove(map, &mut applied).await?;
         }
         if let Some(handover) = handover {
             self.hand_over(handover, &mut applied).await?;
@@ -208,10 +203,10 @@ impl Apply {
         &self,
         upkeep: Upkeep,
         pool: Option<&InferencePool>,
-        observed: &Observed,
+        seen: &Child<InferencePool>,
         applied: &mut Applied,
     ) -> Result<(), ReconcileError> {
-        match self.keep_up(upkeep, pool, observed, applied).await {
+        match self.keep_up(upkeep, pool, seen, applied).await {
             Err(ReconcileError::Apply { source: kube::Error::Api(answer), .. }) if answer.code == 404 => {
                 warn!(message = answer.message, "no InferencePool");
                 Ok(())
@@ -220,22 +215,22 @@ impl Apply {
         }
     }
 
-    /// A child of the deployment's name.
+    /// A child of the deployment's name; `seen`: the one that there is.
     async fn keep_up<K>(
         &self,
         upkeep: Upkeep,
         child: Option<&K>,
-        observed: &Observed,
+        seen: &Child<K>,
         applied: &mut Applied,
     ) -> Result<(), ReconcileError>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + DeserializeOwned + Serialize,
         K: Clone + std::fmt::Debug,
     {
-        match (upkeep, child) {
-            (Upkeep::Apply, Some(child)) => self.apply_child(child, applied).await,
-            (Upkeep::Delete, None) => self.remove::<K>(&observed.deployment.name_any(), applied).await,
-            (Upkeep::Leave | Upkeep::Apply | Upkeep::Delete, _) => Ok(()),
+        match (upkeep, child, seen.own()) {
+            (Upkeep::Apply, Some(child), _) => self.apply_child(child, applied).await,
+            (Upkeep::Delete, None, Some(seen)) => self.remove(seen, applied).await,
+            (Upkeep::Leave | Upkeep::Apply | Upkeep::Delete, ..) => Ok(()),
         }
     }
 
@@ -282,13 +277,8 @@ impl Apply {
 
     async fn end_ahead(&self, pods: &[PrefetchPod], applied: &mut Applied) -> Result<(), ReconcileError> {
         for pod in pods {
-            let params = DeleteParams {
-                preconditions: Some(Preconditions { uid: Some(pod.uid.clone()), resource_version: None }),
-                ..DeleteParams::default()
-            };
-            self.metrics.wrote("Pod", "delete");
-            let result = self.api::<Pod>().delete(&pod.name, &params).await;
-            found(result.map(drop), || format!("Pod {}", pod.name), applied)?;
+            let seen = Preconditions { uid: Some(pod.uid.clone()), resource_version: None };
+            self.delete_seen::<Pod>(&pod.name, seen, applied).await?;
         }
         Ok(())
     }
@@ -351,10 +341,7 @@ impl Apply {
     async fn delete(&self, deletion: &Deletion, applied: &mut Applied) -> Result<(), ReconcileError> {
         let Deletion { pod, why } = deletion;
         let seen = Preconditions { uid: Some(pod.uid.clone()), resource_version: Some(pod.resource_version.clone()) };
-        let params = DeleteParams { preconditions: Some(seen), ..DeleteParams::default() };
-        self.metrics.wrote("Pod", "delete");
-        let result = self.api::<Pod>().delete(&pod.name, &params).await;
-        if found(result.map(drop), || format!("Pod {}", pod.name), applied)? {
+        if self.delete_seen::<Pod>(&pod.name, seen, applied).await? {
             self.metrics.pods_deleted.with_label_values(&[why.as_str()]).inc();
             info!(pod = pod.name, why = why.as_str(), "pod deleted");
             applied.deleted.push((pod.name.clone(), *why));
@@ -362,14 +349,30 @@ impl Apply {
         Ok(())
     }
 
-    async fn remove<K>(&self, name: &str, applied: &mut Applied) -> Result<(), ReconcileError>
+    /// Deletes a child as it was seen.
+    async fn remove<K>(&self, seen: &K, applied: &mut Applied) -> Result<(), ReconcileError>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
+    {
+        let version = Preconditions { uid: seen.uid(), resource_version: seen.resource_version() };
+        self.delete_seen::<K>(&seen.name_any(), version, applied).await.map(drop)
+    }
+
+    /// Deletes what was seen and nothing else that has its name by now; whether it did.
+    async fn delete_seen<K>(
+        &self,
+        name: &str,
+        seen: Preconditions,
+        applied: &mut Applied,
+    ) -> Result<bool, ReconcileError>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
     {
         let kind = K::kind(&());
         self.metrics.wrote(&kind, "delete");
-        let result = self.api::<K>().delete(name, &DeleteParams::default()).await;
-        found(result.map(drop), || format!("{kind} {name}"), applied).map(drop)
+        let params = DeleteParams { preconditions: Some(seen), ..DeleteParams::default() };
+        let result = self.api::<K>().delete(name, &params).await;
+        found(result.map(drop), || format!("{kind} {name}"), applied)
     }
 
     /// Somebody who changed the object meanwhile causes the next round.

@@ -3,17 +3,31 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::{
-    sync::{LazyLock, Mutex, MutexGuard, PoisonError},
+    collections::BTreeSet,
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use jiff::Timestamp;
 use k8s_openapi::{
     api::{networking::v1::NetworkPolicy, policy::v1::PodDisruptionBudget},
     apimachinery::pkg::util::intstr::IntOrString,
 };
-use kube::ResourceExt;
+use kube::{
+    ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
+use stoker_crds::{InferenceDeployment, contract::DrainSettings};
+use stoker_operator::{
+    apply::Apply,
+    desired::desired,
+    metrics::Metrics,
+    observe::{Child, Observed},
+    plan::{Plan, Upkeep},
+    validate::{Defaults, validate},
+};
 use stoker_tests::{cluster::run_with_input, operator::Rig};
 
 /// Long enough for two busy cores.
@@ -124,4 +138,58 @@ fn a_network_policy_comes_and_goes_as_the_operator_is_told() {
     rig.wait("the policy is gone", SOON, |rig| Ok(!there(rig)?)).unwrap();
     assert_eq!(names(&rig, "fenced"), pods, "neither rolls a replica");
     rig.delete("fenced").unwrap();
+}
+
+/// What a round sees of a deployment of which there is one policy that should not be there.
+fn observed(deployment: InferenceDeployment, policy: NetworkPolicy) -> Observed {
+    Observed {
+        deployment: Arc::new(deployment),
+        replicas: Vec::new(),
+        foreign_pods: BTreeSet::new(),
+        strays: Vec::new(),
+        service: Child::Absent,
+        slices: Vec::new(),
+        config_maps: Vec::new(),
+        budget: Child::Absent,
+        network_policy: Child::Own(Arc::new(policy)),
+        pool: Child::Absent,
+        descriptions: Default::default(),
+        prefetches: Vec::new(),
+        standbys: Vec::new(),
+    }
+}
+
+#[test]
+fn what_was_changed_or_made_anew_since_it_was_seen_is_not_removed() {
+    let rig = rig();
+    // The deployment itself need not be there.
+    let deployment: InferenceDeployment = serde_json::from_value(json!({
+        "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "spec": spec(1),
+        "metadata": {"name": "anew", "namespace": "default", "uid": "uid-anew", "generation": 1},
+    }))
+    .unwrap();
+    let desired = desired(
+        &validate(&deployment, &Defaults { agent_image: "agent:1".into(), ..Defaults::default() }).unwrap(),
+        "",
+    );
+    let (client, metrics) = (rig.client(), Arc::new(Metrics::new().unwrap()));
+    let apply = Apply { client, metrics, namespace: "default".into(), drain: DrainSettings::default() };
+    let policies = rig.api::<NetworkPolicy>();
+    let policy = serde_json::from_value(json!({"metadata": {"name": "anew"}, "spec": {"podSelector": {}}})).unwrap();
+    let make = || rig.block_on(policies.create(&PostParams::default(), &policy)).unwrap();
+    let left = |seen: &NetworkPolicy| {
+        let (plan, observed) =
+            (Plan { network_policy: Upkeep::Delete, ..Plan::default() }, observed(deployment.clone(), seen.clone()));
+        let applied = rig.block_on(apply.run(&plan, &desired, &observed, Timestamp::now())).unwrap();
+        assert_eq!(applied.refusals, []);
+        rig.block_on(policies.get_opt("anew")).unwrap().map(|left| left.metadata.uid)
+    };
+    let seen = make();
+    let patch = Patch::Merge(json!({"metadata": {"annotations": {"kept-by": "somebody"}}}));
+    let changed = rig.block_on(policies.patch("anew", &PatchParams::default(), &patch)).unwrap();
+    assert_eq!(left(&seen), Some(changed.metadata.uid.clone()), "somebody has a use for it");
+    rig.block_on(policies.delete("anew", &DeleteParams::default())).unwrap();
+    let anew = make();
+    assert_eq!(left(&changed), Some(anew.metadata.uid.clone()), "it is another one");
+    assert_eq!(left(&anew), None);
 }

@@ -100,6 +100,16 @@ pub enum Child<K> {
     },
 }
 
+impl<K> Child<K> {
+    /// It, if it is ours.
+    pub fn own(&self) -> Option<&K> {
+        match self {
+            Self::Own(object) => Some(object),
+            Self::Absent | Self::Foreign { .. } => None,
+        }
+    }
+}
+
 /// The watch caches that all reconciliations share.
 #[derive(Clone)]
 pub struct Caches {
