@@ -223,6 +223,7 @@ pub async fn run(
     let autoscaler = Autoscaler {
         deployments: deployments.clone(),
         pods: pods.clone(),
+        ahead: prefetches.clone(),
         readings: readings.clone(),
         gateways: gateways.clone(),
         waiting: waiting.clone(),

@@ -175,10 +175,7 @@ pub fn decide(spec: &ScalingSpec, signals: &Signals, state: &ScaleState, now_ms:
     let mood = mood(spec, signals, &mut next, now_ms);
     next.rhythm.learn(signals, matches!(mood, Mood::Onset | Mood::Jump), now_ms);
     next.learned.learn(signals);
-    let mut demand = Demand::of(signals, &next.law, spec, mood);
-    let lasting = demand.if_the_slowest_stays(signals, spec);
-    demand.terms.extend(period_term(spec, signals, &next.rhythm, now_ms));
-    demand.terms.extend(held_term(spec, signals, &next.learned));
+    let Wanted { demand, lasting } = Wanted::of(spec, signals, &next, mood, now_ms);
     let choice = choose(&Round { spec, signals, demand: &demand, lasting, now_ms }, &mut next);
     let (desired, bound) = within_limits(spec, choice);
     // To go to zero and to come back is what `toZero` is for, and no mistake about how many are needed.
@@ -197,6 +194,40 @@ pub fn decide(spec: &ScalingSpec, signals: &Signals, state: &ScaleState, now_ms:
         demand,
     };
     (decision, next)
+}
+
+/// What load wants.
+pub(crate) struct Wanted {
+    /// Every term.
+    pub(crate) demand: Demand,
+    /// Replicas wanted by what there is, without what is only foreseen, if those that go are not the slowest.
+    lasting: f64,
+}
+
+impl Wanted {
+    /// By what was learned up to now; see [`crate::Standby`] for where some of the next replicas start warm.
+    fn of(spec: &ScalingSpec, signals: &Signals, learned: &ScaleState, mood: Mood, now_ms: u64) -> Self {
+        let cold = Self::within_a_start(spec, signals, learned, mood, now_ms);
+        let Some((standby, warm)) = signals.standby.zip(signals.warm()) else { return cold };
+        let warm = Self::within_a_start(spec, &warm, learned, mood, now_ms);
+        let lasting = standby.replicas(warm.lasting, cold.lasting);
+        Self { demand: cold.demand.with_standby(standby, &warm.demand), lasting }
+    }
+
+    /// By what is learned, if all replicas start in the time that these signals say.
+    pub(crate) fn within_a_start(
+        spec: &ScalingSpec,
+        signals: &Signals,
+        learned: &ScaleState,
+        mood: Mood,
+        now_ms: u64,
+    ) -> Self {
+        let mut demand = Demand::of(signals, &learned.law, spec, mood);
+        let lasting = demand.if_the_slowest_stays(signals, spec);
+        demand.terms.extend(period_term(spec, signals, &learned.rhythm, now_ms));
+        demand.terms.extend(held_term(spec, signals, &learned.learned));
+        Self { demand, lasting }
+    }
 }
 
 /// A jump is remembered as long as it lies within the time that growth is measured over.
@@ -367,7 +398,7 @@ fn veto_zero(rule: ToZero, signals: &Signals) -> Option<Bound> {
         Holders::Silent(_) => return Some(Bound::GatewaySilent),
         Holders::All => {}
     }
-    if signals.start_seconds > f64::from(rule.max_wake_seconds) {
+    if signals.next_start_seconds() > f64::from(rule.max_wake_seconds) {
         return Some(Bound::SlowWake);
     }
     if signals.idle_seconds < f64::from(rule.after_seconds) {

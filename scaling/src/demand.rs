@@ -10,6 +10,7 @@ use stoker_crds::scaling::ScalingSpec;
 use crate::{
     law::ServiceLaw,
     signals::{Arrivals, Flow, Signals},
+    standby::Standby,
     work::WorkTerm,
 };
 
@@ -136,6 +137,21 @@ impl Demand {
         let lack = WorkTerm::lack_of_the_slowest(signals, spec, self.mood);
         let of = |term: &Term| term.replicas + if term.cause == Cause::Work { lack } else { 0.0 };
         self.terms.iter().map(of).fold(0.0, f64::max)
+    }
+
+    /// The same where nodes stand by, and this is wanted within a warm start: a term that looks ahead wants what the longer of both
+    /// looks ahead for, less what they can still start by then.
+    #[must_use]
+    pub(crate) fn with_standby(mut self, standby: Standby, warm: &Self) -> Self {
+        for term in &mut self.terms {
+            term.replicas = standby.replicas(warm.replicas_of(term.cause), term.replicas);
+        }
+        self
+    }
+
+    /// Replicas that a term wants; 0 where it does not apply.
+    pub(crate) fn replicas_of(&self, cause: Cause) -> f64 {
+        self.terms.iter().find(|term| term.cause == cause).map_or(0.0, |term| term.replicas)
     }
 
     /// Replicas wanted, as a real number.
@@ -325,6 +341,7 @@ mod tests {
             ttft_p95_ms: None,
             itl_p95_ms: None,
             start_seconds: 30.0,
+            standby: None,
             held_requests: 0,
             holders: Holders::All,
             idle_seconds: 0.0,

@@ -7,12 +7,13 @@ use std::fmt::Write as _;
 use stoker_replica::NotFresh;
 
 use crate::{
-    decide::Bound,
+    decide::{Bound, ScaleDecision, Wanted},
     demand::{ArrivalTerm, Cause, Mood, Term, preemptions_per_minute, referenced},
     held::Holders,
     record::DecisionRecord,
     rhythm::Foreseen,
-    signals::{Coverage, Untold},
+    signals::{Coverage, Signals, Untold},
+    standby::Standby,
     work::WorkTerm,
 };
 
@@ -20,9 +21,14 @@ use crate::{
 pub fn explain(record: &DecisionRecord) -> String {
     let mut text = headline(record);
     line(&mut text, "readings", &coverage(&record.signals.coverage));
+    let warm = within_a_warm_start(record);
     for term in &record.decision.demand.terms {
         let marker = if Some(term.cause) == record.decision.cause { "*" } else { " " };
-        let _ = writeln!(text, "{marker} {:<11} {:>7.2}  {}", name(term.cause), term.replicas, words(record, *term));
+        let words = term_words(record, warm.as_ref(), *term);
+        let _ = writeln!(text, "{marker} {:<11} {:>7.2}  {words}", name(term.cause), term.replicas);
+    }
+    if let Some(words) = record.signals.standby.map(|standby| start_words(record, warm.as_ref(), standby)) {
+        line(&mut text, "start", &words);
     }
     line(&mut text, "wanted", &wanted(record));
     if let Some(words) = zero(record) {
@@ -85,6 +91,47 @@ fn not_fresh_words(why: NotFresh) -> String {
         NotFresh::Missing => "never answered".to_owned(),
         NotFresh::Stale { age_ms } => format!("silent for {:.0} s", age_ms as f64 / 1000.0),
         NotFresh::Absurd { why } => why.words().to_owned(),
+    }
+}
+
+/// The record as if all replicas started warm; `None` where the next one does not.
+fn within_a_warm_start(record: &DecisionRecord) -> Option<DecisionRecord> {
+    let DecisionRecord { spec, after, decision, at_ms, .. } = record;
+    let signals = record.signals.warm()?;
+    let Wanted { demand, .. } = Wanted::within_a_start(spec, &signals, after, decision.demand.mood, *at_ms);
+    Some(DecisionRecord { signals, decision: ScaleDecision { demand, ..decision.clone() }, ..record.clone() })
+}
+
+/// True if a term wants what it wants within a warm start.
+fn is_of(warm: &DecisionRecord, term: Term) -> bool {
+    warm.decision.demand.replicas_of(term.cause).to_bits() == term.replicas.to_bits()
+}
+
+fn term_words(record: &DecisionRecord, warm: Option<&DecisionRecord>, term: Term) -> String {
+    match warm {
+        None => words(record, term),
+        Some(warm) if is_of(warm, term) => words(warm, term),
+        Some(_) => {
+            let nodes = record.signals.standby.unwrap_or_default().nodes;
+            format!("{}; {nodes} of them put off, for which nodes stand by", words(record, term))
+        }
+    }
+}
+
+/// By which start time the number was planned, and why.
+fn start_words(record: &DecisionRecord, warm: Option<&DecisionRecord>, standby: Standby) -> String {
+    let cold = format!("{:.0} s", record.signals.start_seconds);
+    let nodes = match standby.nodes {
+        0 => return format!("{cold}, cold: no node has the model in memory and room for a replica"),
+        1 => "1 node has the model in memory".to_owned(),
+        nodes => format!("{nodes} nodes have the model in memory"),
+    };
+    let Some(warm) = warm else { return format!("{cold}, cold: {nodes}, but no start there was seen yet") };
+    let seconds = warm.signals.start_seconds;
+    if record.decision.demand.largest().is_none_or(|term| is_of(warm, term)) {
+        format!("{seconds:.0} s, warm: {nodes}, enough for what would be wanted beyond that if starts took {cold}")
+    } else {
+        format!("{cold}, cold: {nodes} (starts of {seconds:.0} s), and more are wanted than can start there")
     }
 }
 
@@ -181,13 +228,22 @@ fn zero(record: &DecisionRecord) -> Option<String> {
     let held = held_requests_words(signals.held_requests);
     if let Some(woken_ms) = after.woken_ms {
         let ago = record.at_ms.saturating_sub(woken_ms) as f64 / 1000.0;
-        return Some(format!("woken {ago:.0} s ago, {held}; a start takes {:.0} s", signals.start_seconds));
+        return Some(format!("woken {ago:.0} s ago, {held}; a start takes {}", either_start(signals)));
     }
     let words = || {
-        let start = signals.start_seconds;
+        let start = signals.next_start_seconds();
         format!("scaled to zero, {held}; the next one brings a replica, which takes {start:.0} s to start")
     };
     (decision.desired == 0 && signals.coverage.serving == 0).then(words)
+}
+
+/// Of one that is on its way already, and may have taken the last warm node.
+fn either_start(signals: &Signals) -> String {
+    let cold = signals.start_seconds;
+    match signals.standby.and_then(|standby| standby.start_seconds) {
+        Some(warm) => format!("{warm:.0} s where the model is in memory, {cold:.0} s elsewhere"),
+        None => format!("{cold:.0} s"),
+    }
 }
 
 fn period_words(record: &DecisionRecord) -> Option<String> {
@@ -238,7 +294,7 @@ fn bound(record: &DecisionRecord) -> String {
         Bound::NotIdleYet => "idle, but not yet for toZero.afterSeconds",
         Bound::SlowWake => {
             let (start, most) =
-                (record.signals.start_seconds, record.spec.to_zero.unwrap_or_default().max_wake_seconds);
+                (record.signals.next_start_seconds(), record.spec.to_zero.unwrap_or_default().max_wake_seconds);
             return format!("toZero.maxWakeSeconds: coming back takes {start:.0} s, {most} s are allowed");
         }
         Bound::NoGateway => {

@@ -17,6 +17,9 @@ pub struct Learned {
     /// 90th percentile of the time that starts took.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_seconds: Option<f64>,
+    /// The same of starts on nodes that had the model in memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm_start_seconds: Option<f64>,
 }
 
 impl Learned {
@@ -25,6 +28,8 @@ impl Learned {
         if signals.coverage.fresh > 0 {
             self.work = signals.work.or(self.work);
             self.start_seconds = Some(signals.start_seconds);
+            let warm = signals.standby.and_then(|standby| standby.start_seconds);
+            self.warm_start_seconds = warm.or(self.warm_start_seconds);
         }
     }
 }

@@ -15,6 +15,7 @@ mod record;
 mod regret;
 mod rhythm;
 mod signals;
+mod standby;
 mod startup;
 mod window;
 mod work;
@@ -30,6 +31,7 @@ pub use record::{DecisionRecord, FORMULA, RecordError, Replay, what_if_over};
 pub use regret::Regret;
 pub use rhythm::{Foreseen, Rhythm};
 pub use signals::{Arrivals, Coverage, Flow, Signals, Untold, Work};
+pub use standby::Standby;
 pub use startup::{ASSUMED_START_SECONDS, StartTimes};
 pub use stoker_crds::scaling::{
     Behavior, Quorum, STABLE_WINDOW_SECONDS_MAX, ScalingMode, ScalingSpec, SpecError, StepLimit, Targets, ToZero,

@@ -9,6 +9,7 @@ use stoker_replica::NotFresh;
 
 use crate::{
     held::Holders,
+    standby::Standby,
     startup::ASSUMED_START_SECONDS,
     window::{LoadWindow, Standing, Totals},
 };
@@ -59,8 +60,11 @@ pub struct Signals {
     pub ttft_p95_ms: Option<f64>,
     /// 95th percentile of the inter-token latency, milliseconds, of the replica where it is largest.
     pub itl_p95_ms: Option<f64>,
-    /// Learned 90th percentile of the start time.
+    /// Learned 90th percentile of the start time; where nodes stand by, of starts elsewhere.
     pub start_seconds: f64,
+    /// Nodes that stand by; `None` where none is asked to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<Standby>,
     /// Requests that gateways have in line, because replicas have no room for them or nothing serves.
     pub held_requests: u32,
     /// Who would hold requests while nothing serves.
@@ -207,11 +211,23 @@ impl Signals {
             ttft_p95_ms: newest.and_then(|totals| totals.ttft_p95_seconds).map(|seconds| seconds * 1000.0),
             itl_p95_ms: newest.and_then(|totals| totals.itl_p95_seconds).map(|seconds| seconds * 1000.0),
             start_seconds,
+            standby: window.standby(),
             held_requests: window.held().requests,
             holders: window.held().by.clone(),
             idle_seconds: window.busy_ms().map_or(0.0, |busy_ms| seconds_between(busy_ms, now_ms)),
             dispersion: past.dispersion(),
         }
+    }
+
+    /// The same if starts are warm; `None` where the next one is not, or none was seen.
+    pub(crate) fn warm(&self) -> Option<Self> {
+        let start_seconds = self.standby?.next_start_seconds()?;
+        Some(Self { start_seconds, ..self.clone() })
+    }
+
+    /// How long the next replica takes to start.
+    pub(crate) fn next_start_seconds(&self) -> f64 {
+        self.standby.and_then(Standby::next_start_seconds).unwrap_or(self.start_seconds)
     }
 }
 

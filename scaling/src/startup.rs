@@ -30,15 +30,12 @@ impl StartTimes {
         self.seconds.push(seconds);
     }
 
-    /// 90th percentile (nearest rank) of the remembered starts, or the assumption.
-    pub fn p90_seconds(&self) -> f64 {
-        if self.seconds.is_empty() {
-            return ASSUMED_START_SECONDS;
-        }
+    /// 90th percentile (nearest rank) of the remembered starts; `None` without any.
+    pub fn p90_seconds(&self) -> Option<f64> {
         let mut sorted = self.seconds.clone();
         sorted.sort_by(f64::total_cmp);
         let rank = (sorted.len() * 9).div_ceil(10);
-        sorted[rank - 1]
+        sorted.get(rank.checked_sub(1)?).copied()
     }
 }
 
@@ -53,21 +50,21 @@ mod tests {
     }
 
     #[test]
-    fn without_a_start_the_assumption_holds() {
-        assert_eq!(StartTimes::default().p90_seconds(), ASSUMED_START_SECONDS);
+    fn without_a_start_nothing_is_known() {
+        assert_eq!(StartTimes::default().p90_seconds(), None);
     }
 
     #[test]
     fn the_ninetieth_percentile_is_a_start_that_happened() {
-        assert_eq!(times((1..=10).map(f64::from)).p90_seconds(), 9.0);
-        assert_eq!(times([5.0]).p90_seconds(), 5.0);
-        assert_eq!(times([5.0, 7.0]).p90_seconds(), 7.0);
+        assert_eq!(times((1..=10).map(f64::from)).p90_seconds(), Some(9.0));
+        assert_eq!(times([5.0]).p90_seconds(), Some(5.0));
+        assert_eq!(times([5.0, 7.0]).p90_seconds(), Some(7.0));
     }
 
     #[test]
     fn old_starts_are_forgotten() {
         let cold_then_warm = [300.0; 4].into_iter().chain([10.0; STARTS_KEPT]);
-        assert_eq!(times(cold_then_warm).p90_seconds(), 10.0);
+        assert_eq!(times(cold_then_warm).p90_seconds(), Some(10.0));
     }
 
     #[test]

@@ -9,7 +9,10 @@ use stoker_cost::{Spent, StepCost};
 use stoker_crds::contract::LoadReport;
 use stoker_replica::{Absurdity, Answer, Counted, Expected, Judge, NotFresh, Reading};
 
-use crate::held::{Held, Holders};
+use crate::{
+    held::{Held, Holders},
+    standby::Standby,
+};
 
 /// Lines of totals kept: twice the longest stable window at a tick of two seconds.
 pub const TICKS_KEPT: usize = 640;
@@ -74,6 +77,7 @@ pub struct LoadWindow {
     replicas: BTreeMap<String, Replica>,
     ticks: VecDeque<Totals>,
     start_seconds: Option<f64>,
+    standby: Option<Standby>,
     held: Held,
     busy_ms: Option<u64>,
 }
@@ -92,6 +96,11 @@ impl LoadWindow {
     /// The learned 90th percentile of the start time, see [`crate::StartTimes`].
     pub fn set_start_seconds(&mut self, seconds: f64) {
         self.start_seconds = Some(seconds).filter(|seconds| seconds.is_finite() && *seconds >= 0.0);
+    }
+
+    /// Nodes that have the model in memory for the next replicas; `None` where none is asked to.
+    pub fn set_standby(&mut self, standby: Option<Standby>) {
+        self.standby = standby;
     }
 
     /// What gateways hold: it waits as what waits at replicas does, and there are no other signs of it.
@@ -174,6 +183,10 @@ impl LoadWindow {
 
     pub(crate) fn start_seconds(&self) -> Option<f64> {
         self.start_seconds
+    }
+
+    pub(crate) fn standby(&self) -> Option<Standby> {
+        self.standby
     }
 
     pub(crate) fn held(&self) -> &Held {

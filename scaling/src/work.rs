@@ -228,6 +228,7 @@ mod tests {
             ttft_p95_ms: None,
             itl_p95_ms: None,
             start_seconds: 100.0,
+            standby: None,
             held_requests: 0,
             holders: Holders::All,
             idle_seconds: 0.0,

@@ -2,8 +2,8 @@
 
 use stoker_cost::StepCost;
 use stoker_scaling::{
-    ArrivalTerm, Arrivals, Bound, Cause, Coverage, Decided, Flow, Holders, Learned, Mood, ScaleState, ScalingSpec,
-    Signals, StepLimit, ToZero, Work, decide, explain,
+    ArrivalTerm, Arrivals, Bound, Cause, Coverage, Decided, DecisionRecord, Flow, Holders, Learned, Mood, Replay,
+    ScaleState, ScalingSpec, Signals, Standby, StepLimit, ToZero, Work, decide, explain,
 };
 
 const NOW_MS: u64 = 10_000_000;
@@ -23,6 +23,7 @@ fn calm() -> Signals {
         ttft_p95_ms: None,
         itl_p95_ms: None,
         start_seconds: 30.0,
+        standby: None,
         held_requests: 0,
         holders: Holders::All,
         idle_seconds: 0.0,
@@ -373,7 +374,7 @@ fn held(requests: u32, request_seconds: f64) -> (Signals, ScaleState) {
     let signals = Signals { coverage: Coverage::default(), held_requests: requests, ..with_kv(0.0) };
     let cost = StepCost { step_seconds: 0.01, ..StepCost::default() };
     let work = Work { cost, request_seconds, spread: 1.0, answer_tokens: 100.0, slowest: 1.0 };
-    let learned = Learned { work: Some(work), start_seconds: Some(30.0) };
+    let learned = Learned { work: Some(work), start_seconds: Some(30.0), warm_start_seconds: None };
     (signals, ScaleState { learned, ..ScaleState::starting_at(0) })
 }
 
@@ -433,7 +434,7 @@ fn an_explanation_says_who_is_held_and_what_comes() {
     let words = |signals: &Signals, state: &ScaleState, at_ms| {
         let (decision, next) = decide(&sleepy, signals, state, at_ms);
         let decided = Decided { decision, next: next.clone(), signals: signals.clone() };
-        (explain(&stoker_scaling::DecisionRecord::new(&sleepy, state, decided, at_ms)), next)
+        (explain(&DecisionRecord::new(&sleepy, state, decided, at_ms)), next)
     };
     let (nobody, asleep) = held(0, 1.0);
     let (text, asleep) = words(&nobody, &asleep, NOW_MS);
@@ -467,7 +468,7 @@ fn an_explanation_names_each_term_and_the_bound_that_held() {
     let signals = Signals { queue_seconds: 0.5, ..with_kv(12.5) };
     let (decision, next) = decide(&spec(), &signals, &state, NOW_MS);
     let decided = Decided { decision, next, signals };
-    let text = explain(&stoker_scaling::DecisionRecord::new(&spec(), &state, decided, NOW_MS));
+    let text = explain(&DecisionRecord::new(&spec(), &state, decided, NOW_MS));
     let expected = "\
 3 -> 10 replicas: pressure 4.17 from kv, bound by max
   readings    3 of 3 serving replicas fresh, 0 starting, 0 draining, 60 s of history
@@ -478,4 +479,108 @@ fn an_explanation_names_each_term_and_the_bound_that_held() {
   bound       scaling.max keeps it down: raise it to follow the load; without it: 13 replicas
 ";
     assert_eq!(text, expected);
+}
+
+/// Load that grows, on replicas that start in 300 s, or in 5 s on so many nodes.
+fn growing(standby: Option<Standby>) -> Signals {
+    let flow = Flow { serving: 3.0, referenced: 300.0, running: 60.0, waiting: 0.0, through_rate: 10.0 };
+    let cost = StepCost { step_seconds: 0.01, ..StepCost::default() };
+    Signals {
+        stable: flow,
+        panic: flow,
+        arrivals: Arrivals {
+            panic_rate: 10.0,
+            stable_rate: 10.0,
+            long_rate: 10.0,
+            panic_seconds: 6.0,
+            stable_seconds: 60.0,
+            growth_per_second: 0.002,
+        },
+        work: Some(Work { cost, request_seconds: 0.1, spread: 1.0, answer_tokens: 200.0, slowest: 1.0 }),
+        start_seconds: 300.0,
+        standby,
+        ..calm()
+    }
+}
+
+fn recorded(signals: &Signals) -> DecisionRecord {
+    let state = ScaleState::starting_at(3);
+    let (decision, next) = decide(&spec(), signals, &state, NOW_MS);
+    DecisionRecord::new(&spec(), &state, Decided { decision, next, signals: signals.clone() }, NOW_MS)
+}
+
+fn stand_by(nodes: u32, start_seconds: Option<f64>) -> Option<Standby> {
+    Some(Standby { nodes, start_seconds })
+}
+
+#[test]
+fn what_nodes_that_stand_by_can_still_start_is_not_asked_for_yet() {
+    let wanted = |signals: &Signals| recorded(signals).decision.demand.replicas();
+    let cold = wanted(&growing(None));
+    let warm = wanted(&Signals { start_seconds: 5.0, ..growing(None) });
+    assert!(cold > warm + 1.5 && cold < warm + 2.5, "{cold} and {warm}");
+    for (nodes, expected) in [(0, cold), (1, cold - 1.0), (3, warm), (16, warm)] {
+        assert_eq!(wanted(&growing(stand_by(nodes, Some(5.0)))), expected, "{nodes}");
+    }
+    assert_eq!(wanted(&growing(stand_by(3, None))), cold, "no start was seen to be warm");
+    // Blocks that are referenced now want what they want.
+    let full = |signals: Signals| Signals { stable: Flow { referenced: 8000.0, ..signals.stable }, ..signals };
+    assert_eq!(wanted(&full(growing(stand_by(3, Some(5.0))))), 10.0);
+}
+
+#[test]
+fn a_record_says_who_stands_by_and_one_of_before_is_replayed_as_it_was() {
+    for standby in [None, stand_by(0, None), stand_by(1, Some(5.0)), stand_by(3, Some(5.0))] {
+        let line = recorded(&growing(standby)).to_line();
+        assert_eq!(line.contains("standby\":{"), standby.is_some(), "{line}");
+        assert_eq!(DecisionRecord::parse(&line).unwrap().replay(), Replay::Identical);
+    }
+}
+
+#[test]
+fn the_time_to_come_back_is_that_of_the_first_to_start() {
+    let sleepy = ScalingSpec { to_zero: Some(ToZero { after_seconds: 100, max_wake_seconds: 60 }), ..spec() };
+    for (standby, expected) in [
+        (None, (1, Bound::SlowWake)),
+        (stand_by(0, Some(5.0)), (1, Bound::SlowWake)),
+        (stand_by(1, None), (1, Bound::SlowWake)),
+        (stand_by(1, Some(61.0)), (1, Bound::SlowWake)),
+        (stand_by(1, Some(5.0)), (0, Bound::Nothing)),
+    ] {
+        check(&sleepy, &Signals { start_seconds: 300.0, standby, idle_seconds: 1e6, ..with_kv(0.0) }, 1, expected);
+    }
+}
+
+#[test]
+fn the_time_of_warm_starts_is_remembered_beside_that_of_others() {
+    let after = |standby| recorded(&growing(standby)).after.learned;
+    let warm = after(stand_by(1, Some(5.0)));
+    assert_eq!((warm.start_seconds, warm.warm_start_seconds), (Some(300.0), Some(5.0)));
+    assert_eq!(after(stand_by(1, None)).warm_start_seconds, None);
+    let state = ScaleState { learned: warm, ..ScaleState::starting_at(3) };
+    let (_, next) = decide(&spec(), &growing(stand_by(0, None)), &state, NOW_MS);
+    assert_eq!(next.learned.warm_start_seconds, Some(5.0));
+}
+
+#[test]
+fn an_explanation_says_by_which_start_time_and_why() {
+    let said = |standby| explain(&recorded(&growing(standby)));
+    assert!(!said(None).contains("  start "), "nobody asked for it");
+    for (standby, expected) in [
+        (stand_by(0, Some(5.0)), "300 s, cold: no node has the model in memory and room for a replica"),
+        (stand_by(2, None), "300 s, cold: 2 nodes have the model in memory, but no start there was seen yet"),
+        (
+            stand_by(1, Some(5.0)),
+            "300 s, cold: 1 node has the model in memory (starts of 5 s), and more are wanted than can start there",
+        ),
+        (
+            stand_by(3, Some(5.0)),
+            "5 s, warm: 3 nodes have the model in memory, enough for what would be wanted beyond that if starts took 300 s",
+        ),
+    ] {
+        let text = said(standby);
+        assert!(text.contains(&format!("  start       {expected}\n")), "{text}");
+        let is_put_off = text.contains("; 1 of them put off, for which nodes stand by\n");
+        assert_eq!(is_put_off, standby == stand_by(1, Some(5.0)), "{text}");
+    }
 }

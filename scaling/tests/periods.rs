@@ -79,6 +79,7 @@ fn signals(counts: &[f64]) -> Signals {
         ttft_p95_ms: None,
         itl_p95_ms: None,
         start_seconds: START_SECONDS,
+        standby: None,
         held_requests: 0,
         holders: Holders::All,
         idle_seconds: 0.0,

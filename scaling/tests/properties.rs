@@ -6,8 +6,8 @@ use history::{Event, History};
 use proptest::prelude::*;
 use stoker_cost::StepCost;
 use stoker_scaling::{
-    Arrivals, Bound, Coverage, DecisionRecord, Flow, Holders, Replay, ScaleState, ScalingSpec, Signals, Untold, Work,
-    decide,
+    Arrivals, Bound, Coverage, DecisionRecord, Flow, Holders, Replay, ScaleState, ScalingSpec, Signals, Standby,
+    Untold, Work, decide,
 };
 
 fn cases(cases: u32) -> ProptestConfig {
@@ -104,9 +104,10 @@ proptest! {
 /// Signals in their plausible ranges.
 fn signals() -> impl Strategy<Value = Signals> {
     let counts = (1_u32..12, 0_u32..4, 0_u64..30, any::<bool>());
+    let nodes = (any::<bool>(), 0_u32..4);
     let flows = (0.0..60_000.0, 0.0..200.0, 0.0..50.0, 0.0..20.0);
     let arrivals = (0.0..30.0, 0.0..30.0, -0.01..0.01, 0.0..3.0);
-    (counts, flows, arrivals).prop_map(|((serving, starting, preemptions, tells), flow, arrivals)| {
+    (counts, flows, arrivals, nodes).prop_map(|((serving, starting, preemptions, tells), flow, arrivals, standby)| {
         let (referenced, running, waiting, through_rate) = flow;
         let (panic_rate, stable_rate, growth_per_second, queue_seconds) = arrivals;
         let cost = StepCost { step_seconds: 8e-3, ..StepCost::default() };
@@ -143,6 +144,7 @@ fn signals() -> impl Strategy<Value = Signals> {
             ttft_p95_ms: Some(100.0 * queue_seconds),
             itl_p95_ms: None,
             start_seconds: 30.0,
+            standby: standby.0.then_some(Standby { nodes: standby.1, start_seconds: Some(3.0) }),
             held_requests: 0,
             holders: Holders::All,
             idle_seconds: 0.0,
@@ -182,6 +184,24 @@ proptest! {
         prop_assert!(pressed.desired >= calm.desired, "{} then {}", calm.desired, pressed.desired);
     }
 }
+
+proptest! {
+    #![proptest_config(cases(5_000))]
+
+    #[test]
+    fn one_more_node_on_standby_wants_at_most_one_replica_less_and_never_less_than_warm_starts_would(
+        signals in signals(), nodes in 0_u32..4, desired in 1_u32..12,
+    ) {
+        let wanted = |nodes: u32, cold: f64| {
+            let standby = (nodes > 0).then_some(Standby { nodes, start_seconds: Some(3.0) });
+            let signals = Signals { standby, start_seconds: cold, ..signals.clone() };
+            decide(&ScalingSpec::between(1, 40), &signals, &ScaleState::starting_at(desired), 1_000_000).0.demand.replicas()
+        };
+        let (fewer, more, warm) = (wanted(nodes, 30.0), wanted(nodes + 1, 30.0), wanted(0, 3.0));
+        prop_assert!(more <= fewer && more >= fewer - 1.0 && more >= warm, "{fewer}, {more}, {warm}");
+    }
+}
+
 /// What is said of going to zero would hold of histories that never do.
 #[test]
 fn histories_go_to_zero_and_come_back_with_one_replica_and_with_several() {

@@ -28,7 +28,7 @@ fn spec(replicas: u32, max_model_len: u32, standby: u32) -> Value {
         "resources": {"cpu": 20},
         "drain": {"deadlineSeconds": 5, "withdrawSeconds": 0},
         "replicas": replicas,
-        "scaling": {"max": 3, "mode": "external", "standby": standby},
+        "scaling": {"max": 3, "mode": "advisory", "standby": standby},
         "pod": {"image": IMAGE},
     })
 }
@@ -85,6 +85,11 @@ fn a_node_keeps_the_model_in_memory_for_replicas_to_come() -> Result<()> {
     rig.wait("the status still says so", LIMIT, is_ready)?;
     let still = pods(&rig)?;
     ensure!(still.len() == 1 && still[0].uid() == kept.uid(), "{still:?}");
+    rig.wait("scaling knows that it started warm, and that the next one would", LIMIT, |rig| {
+        let last = rig.operator.records("chat", 0)?.pop();
+        let standby = last.and_then(|record| record.signals.standby);
+        Ok(standby.is_some_and(|standby| standby.next_start_seconds().is_some()))
+    })?;
 
     rig.apply("chat", spec(1, 128, 1))?;
     rig.wait("it stands by for the new revision alone", LIMIT, |rig| {

@@ -38,7 +38,7 @@ pub use self::{
 };
 use self::{
     scaler::{Scaler, Scene},
-    starts::Starts,
+    starts::{Pods, Starts},
 };
 use crate::{
     gateways::Gateways,
@@ -60,8 +60,10 @@ const FIRST_DECISION_AFTER: Duration = Duration::from_secs(3);
 pub struct Autoscaler {
     /// The deployments.
     pub deployments: Store<InferenceDeployment>,
-    /// Their pods.
+    /// Their replicas' pods.
     pub pods: Store<Pod>,
+    /// Pods that bring their models ahead or keep them in memory.
+    pub ahead: Store<Pod>,
     /// What agents said.
     pub readings: Readings,
     /// Gateways that Services lead to, if there are any.
@@ -111,12 +113,14 @@ impl Autoscaler {
         for gone in self.ledger.keep_only(&uids) {
             self.metrics.scaling.forget(&gone);
         }
-        let mut pods = by_owner(&self.pods);
+        let (mut pods, ahead) = (by_owner(&self.pods), by_owner(&self.ahead));
         starts.keep_only(&pods);
         for (deployment, spec) in scaling {
             let Some(uid) = deployment.uid() else { continue };
             let own = pods.remove(&uid).unwrap_or_default();
-            starts.learn(&deployment.spec.model.source, &own);
+            let model = &deployment.spec.model.source;
+            let ahead = (spec.standby > 0).then(|| ahead.get(&uid).map_or(&[][..], Vec::as_slice));
+            starts.learn(model, Pods { replicas: &own, ahead });
             let reading = |pod: &Pod| self.readings.at(pod.metadata.uid.as_deref().unwrap_or_default(), now);
             let seen: Vec<Replica> = own.iter().map(|pod| observe_replica(pod, reading(pod))).collect();
             let scene = Scene {
@@ -125,7 +129,8 @@ impl Autoscaler {
                 status: deployment.status.as_ref(),
                 replicas: &seen,
                 held: self.held(deployment),
-                start_seconds: starts.p90_seconds(&deployment.spec.model.source),
+                start_seconds: starts.p90_seconds(model),
+                warm_start_seconds: starts.warm_p90_seconds(model),
                 now,
             };
             let scaler = scalers.entry(uid).or_insert_with(|| Scaler::resume(&scene));

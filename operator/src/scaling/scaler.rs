@@ -10,7 +10,7 @@ use stoker_crds::{
 };
 use stoker_replica::{Absurdity, Replica};
 use stoker_scaling::{
-    ASSUMED_START_SECONDS, Coverage, DecisionRecord, Held, LoadWindow, ScaleState, ServiceLaw, decide_scale,
+    ASSUMED_START_SECONDS, Coverage, DecisionRecord, Held, LoadWindow, ScaleState, ServiceLaw, Standby, decide_scale,
 };
 
 use super::{
@@ -36,6 +36,8 @@ pub(super) struct Scene<'a> {
     pub(super) held: Held,
     /// How long starts were seen to take; `None`: this process saw none.
     pub(super) start_seconds: Option<f64>,
+    /// The same on nodes that had the model in memory.
+    pub(super) warm_start_seconds: Option<f64>,
     pub(super) now: Timestamp,
 }
 
@@ -129,8 +131,18 @@ impl Scaler {
         // At zero nobody is left who could tell, and what was written down stands.
         let start_seconds = scene.start_seconds.or(self.state.learned.start_seconds);
         self.window.set_start_seconds(start_seconds.unwrap_or(ASSUMED_START_SECONDS));
+        self.window.set_standby(self.standby(scene));
         self.window.set_held(scene.held.clone());
         self.window.tick(now_ms);
+    }
+
+    /// The nodes that stand by, as the last round found them; `None` where none is asked to.
+    fn standby(&self, scene: &Scene<'_>) -> Option<Standby> {
+        let ready = scene.status.and_then(|status| status.standby.as_ref()).map_or(0, |standby| standby.ready);
+        (scene.spec.standby > 0).then(|| Standby {
+            nodes: ready.unsigned_abs(),
+            start_seconds: scene.warm_start_seconds.or(self.state.learned.warm_start_seconds),
+        })
     }
 
     fn remember(&mut self, record: &DecisionRecord, now: Timestamp) {
@@ -162,7 +174,7 @@ mod tests {
     use serde_json::json;
     use stoker_cost::StepReport;
     use stoker_crds::scaling::ToZero;
-    use stoker_crds::{contract::LoadReport, scaling_status::ScalingStatus};
+    use stoker_crds::{contract::LoadReport, scaling_status::ScalingStatus, status::StandbyStatus};
     use stoker_replica::{Answer, Needs, ObservedPod, Stage};
 
     use super::*;
@@ -183,6 +195,7 @@ mod tests {
         untold: usize,
         start_id: &'static str,
         held: Held,
+        warm_start_seconds: Option<f64>,
         readings: Readings,
         ticked: i64,
     }
@@ -195,7 +208,8 @@ mod tests {
             spec.behavior.down_stabilization_seconds = Some(4);
             let status = InferenceDeploymentStatus { replicas, revision: "0a".into(), ..Default::default() };
             let (held, readings) = (Held::by_all(0), Readings::default());
-            Self { spec, status, silent: 0, untold: 0, start_id: "a", held, readings, ticked: 0 }
+            let warm_start_seconds = None;
+            Self { spec, status, silent: 0, untold: 0, start_id: "a", held, warm_start_seconds, readings, ticked: 0 }
         }
 
         fn now(&self) -> Timestamp {
@@ -246,6 +260,7 @@ mod tests {
                 replicas: pods,
                 held: self.held.clone(),
                 start_seconds: Some(5.0),
+                warm_start_seconds: self.warm_start_seconds,
                 now,
             }
         }
@@ -336,6 +351,24 @@ mod tests {
         world.held = Held::by_all(0);
         world.ticks(&mut successor, 3, 0);
         assert_eq!(world.status.scaling.as_ref().unwrap().held, 0, "one serves");
+    }
+
+    #[test]
+    fn who_stands_by_is_looked_at_where_it_is_asked_for_and_the_time_of_warm_starts_outlives_the_operator() {
+        let mut world = World::new(2);
+        world.status.standby = Some(StandbyStatus { wanted: 2, ready: 1, ..StandbyStatus::default() });
+        world.warm_start_seconds = Some(1.5);
+        let mut scaler = world.scaler();
+        assert_eq!(world.latest(&mut scaler).record.signals.standby, None);
+        world.spec.standby = 2;
+        let seen = Standby { nodes: 1, start_seconds: Some(1.5) };
+        assert_eq!(world.latest(&mut scaler).record.signals.standby, Some(seen));
+        world.ticks(&mut scaler, 200, 500);
+        world.warm_start_seconds = None;
+        world.status.standby = None;
+        let mut successor = world.scaler();
+        let remembered = Standby { nodes: 0, ..seen };
+        assert_eq!(world.latest(&mut successor).record.signals.standby, Some(remembered));
     }
 
     #[test]

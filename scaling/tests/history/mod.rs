@@ -6,7 +6,7 @@
 use stoker_cost::{Spent, StepCost, StepReport, StepWork};
 use stoker_crds::contract::LoadReport;
 use stoker_scaling::{
-    Answer, DecisionRecord, Expected, Held, Holders, LoadWindow, ScaleState, ScalingSpec, Standing, ToZero,
+    Answer, DecisionRecord, Expected, Held, Holders, LoadWindow, ScaleState, ScalingSpec, Standby, Standing, ToZero,
     decide_scale,
 };
 use stoker_workload::Rng;
@@ -59,6 +59,8 @@ pub(crate) struct History {
     quiet: u32,
     /// Engines tell what their steps cost.
     tells: bool,
+    /// Nodes are asked to stand by.
+    stands_by: bool,
 }
 
 impl History {
@@ -77,6 +79,7 @@ impl History {
             load: 0.5,
             quiet: 0,
             tells: !seed.is_multiple_of(3),
+            stands_by: seed.is_multiple_of(2),
         };
         (0..initial).for_each(|_| history.create(0));
         history
@@ -103,6 +106,8 @@ impl History {
         (0..self.replicas.len()).for_each(|idx| self.answer(idx));
         let held = self.held();
         self.window.set_held(held);
+        let nodes = (self.now_ms / (10 * TICK_MS) % 4) as u32;
+        self.window.set_standby(self.stands_by.then_some(Standby { nodes, start_seconds: Some(5.0) }));
         self.window.tick(self.now_ms);
         let decided = decide_scale(&self.spec, &self.window, &self.state, self.now_ms);
         let record = DecisionRecord::new(&self.spec, &self.state, decided, self.now_ms);

@@ -2,7 +2,8 @@
 
 use stoker_crds::contract::{AgentPhase, LoadReport};
 use stoker_scaling::{
-    Answer, DecisionRecord, Expected, Held, LoadWindow, ScaleState, ScalingSpec, Standing, StartTimes, decide_scale,
+    ASSUMED_START_SECONDS, Answer, DecisionRecord, Expected, Held, LoadWindow, ScaleState, ScalingSpec, Standing,
+    StartTimes, decide_scale,
 };
 
 use crate::{Member, Rule, Setting, Stage, View};
@@ -49,7 +50,7 @@ impl Stoker {
         if news > 0 {
             self.served = view.serving().map(|member| member.id + 1).max().unwrap_or(self.served);
         }
-        self.window.set_start_seconds(self.starts.p90_seconds());
+        self.window.set_start_seconds(self.starts.p90_seconds().unwrap_or(ASSUMED_START_SECONDS));
     }
 
     fn read(&mut self, view: &View<'_>, now_ms: u64) {

@@ -117,6 +117,7 @@ fn tick() -> Result<Figure> {
     let autoscaler = Autoscaler {
         deployments: store(deployments),
         pods: store(pods),
+        ahead: store(Vec::new()),
         readings: Readings::default(),
         gateways: None,
         waiting: Waiting::default(),
