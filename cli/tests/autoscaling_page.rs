@@ -90,6 +90,20 @@ fn a_bad_line_of_a_trace_is_refused_with_its_number() {
 }
 
 #[test]
+fn nodes_that_stand_by_without_a_time_of_warm_starts_are_refused_and_so_is_the_time_without_nodes() {
+    let dir = tempfile::tempdir().unwrap();
+    let refusal = |more: &str| {
+        let output = attempt(&format!("kubectl stoker simulate --trace step {more}"), dir.path());
+        assert!(!output.status.success(), "{more}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let untold = refusal("--set scaling.standby=2");
+    assert!(untold.contains("scaling.standby is 2") && untold.contains("give --warm-start SECONDS"), "{untold}");
+    assert!(refusal("--warm-start 5").contains("ask for some by --set scaling.standby=N"));
+    assert!(refusal("--set scaling.standby=2 --warm-start=-1").contains("--warm-start takes 0 or more seconds"));
+}
+
+#[test]
 fn an_altered_record_is_not_reproduced_and_fails_the_command() {
     let dir = tempfile::tempdir().unwrap();
     run("kubectl stoker simulate --trace step --record step.jsonl", dir.path());

@@ -12,6 +12,7 @@ use crate::{
     model::{Promise, ReplicaModel},
     outcome::{Outcomes, Sample},
     replica::Replica,
+    standby::Standby,
     world::{Router, World},
 };
 
@@ -40,6 +41,8 @@ pub struct View<'a> {
     pub desired: u32,
     /// Requests waiting for a first replica.
     pub held: u32,
+    /// Nodes that have the model in memory for the next replicas.
+    pub warm_nodes: u32,
     /// Every replica there is.
     pub members: &'a [Member],
 }
@@ -80,6 +83,8 @@ pub struct Member {
     pub id: u32,
     /// When it was created.
     pub created: f64,
+    /// Its node had the model in memory then.
+    pub is_warm: bool,
     /// Where it is in its life.
     pub stage: Stage,
     /// Its engine.
@@ -114,7 +119,13 @@ pub fn simulate(world: &World, rule: &mut dyn Rule, setting: &Setting) -> Outcom
         fleet.account(now);
         fleet.lose(now);
         fleet.grow_up_and_go(now);
-        let view = View { now, desired: fleet.desired, held: fleet.held.len() as u32, members: &fleet.members };
+        let view = View {
+            now,
+            desired: fleet.desired,
+            held: fleet.held.len() as u32,
+            warm_nodes: fleet.standby.warm(now),
+            members: &fleet.members,
+        };
         if let Some(desired) = rule.look(&view) {
             fleet.want(desired.clamp(rule.least(setting), setting.max), now);
         }
@@ -125,6 +136,7 @@ pub fn simulate(world: &World, rule: &mut dyn Rule, setting: &Setting) -> Outcom
 struct Fleet<'a> {
     world: &'a World,
     starts: Rng,
+    standby: Standby,
     choices: Rng,
     fate: Rng,
     desired: u32,
@@ -156,6 +168,7 @@ impl<'a> Fleet<'a> {
         let mut fleet = Self {
             world,
             starts: Rng::seeded(setting.seed),
+            standby: Standby::of(world.standby, setting.seed),
             choices: Rng::seeded(setting.seed ^ 0x5eed),
             fate: Rng::seeded(setting.seed ^ 0xfa7e),
             desired: world.initial.clamp(setting.min, setting.max),
@@ -167,7 +180,7 @@ impl<'a> Fleet<'a> {
             gone: Gone::default(),
             gateway: Gateway::default(),
         };
-        (0..fleet.desired).for_each(|_| fleet.create(0.0, 0.0));
+        (0..fleet.desired).for_each(|_| fleet.create(0.0, 0.0, false));
         fleet.members.iter_mut().for_each(|member| member.stage = Stage::Serving);
         fleet
     }
@@ -176,10 +189,19 @@ impl<'a> Fleet<'a> {
         self.held.is_empty() && self.members.iter().all(|member| member.replica.is_empty())
     }
 
-    fn create(&mut self, now: f64, start_seconds: f64) {
-        let until = now + start_seconds;
+    /// A new replica, on a node that stands by if there is one.
+    fn start(&mut self, now: f64) {
+        let model = &self.world.replica;
+        let is_warm = self.standby.take(now, model);
+        let median = model.warm_start_seconds.filter(|_| is_warm).unwrap_or(model.start_seconds);
+        let seconds = self.starts.log_normal(median, model.start_sigma);
+        self.create(now, seconds, is_warm);
+    }
+
+    fn create(&mut self, now: f64, start_seconds: f64, is_warm: bool) {
+        let stage = Stage::Starting { until: now + start_seconds };
         let replica = Replica::serving_from(now, &self.model());
-        self.members.push(Member { id: self.n_created, created: now, stage: Stage::Starting { until }, replica });
+        self.members.push(Member { id: self.n_created, created: now, is_warm, stage, replica });
         self.n_created += 1;
     }
 
@@ -205,18 +227,12 @@ impl<'a> Fleet<'a> {
             }
             let lost = self.members.remove(idx).replica;
             self.gone.add(&lost);
-            let start_seconds = self.start_seconds();
-            self.create(now, start_seconds);
+            self.start(now);
             for request in lost.abandon() {
                 self.sample.arrivals -= self.sample.arrivals.min(1);
                 self.route(request);
             }
         }
-    }
-
-    fn start_seconds(&mut self) -> f64 {
-        let model = &self.world.replica;
-        self.starts.log_normal(model.start_seconds, model.start_sigma)
     }
 
     fn advance(&mut self, until: f64) {
@@ -351,8 +367,7 @@ impl<'a> Fleet<'a> {
             member.stage = Stage::Serving;
             return;
         }
-        let start_seconds = self.start_seconds();
-        self.create(now, start_seconds);
+        self.start(now);
     }
 
     /// A replica that does not serve yet goes first, the youngest; else the one with the fewest requests drains.

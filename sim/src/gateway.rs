@@ -95,7 +95,9 @@ mod tests {
 
     fn members(n: u32) -> Vec<Member> {
         let replica = || Replica::serving_from(0.0, &ReplicaModel::default());
-        (0..n).map(|id| Member { id, created: 0.0, stage: Stage::Serving, replica: replica() }).collect()
+        (0..n)
+            .map(|id| Member { id, created: 0.0, is_warm: false, stage: Stage::Serving, replica: replica() })
+            .collect()
     }
 
     /// Sends prompts that begin alike, each when the one before is computed; answers with the requests of each replica.

@@ -19,6 +19,7 @@ mod replica;
 mod rival;
 pub mod routing;
 pub mod rules;
+mod standby;
 mod world;
 
 pub use compare::{Comparison, EQUAL_WITHIN, Progress, STOKER, Tuned, compare, run_ours};

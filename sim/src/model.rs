@@ -39,6 +39,9 @@ pub struct ReplicaModel {
     /// Median seconds from creation to serving. 41 s of import, compilation and graph capture were measured; image and
     /// 16 GB of weights from a warm node add the rest.
     pub start_seconds: f64,
+    /// The same on a node that has the model in memory; `None`: nobody said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warm_start_seconds: Option<f64>,
     /// Standard deviation of the logarithm of the start time.
     pub start_sigma: f64,
     /// Seconds a draining replica waits for its last requests.
@@ -57,6 +60,7 @@ impl Default for ReplicaModel {
             max_batched_tokens: 8192,
             max_num_seqs: 1024,
             start_seconds: 50.0,
+            warm_start_seconds: None,
             start_sigma: 0.15,
             drain_seconds: 600.0,
         }
@@ -125,6 +129,7 @@ impl ReplicaModel {
             ("prefillTokenSeconds", self.prefill_token_seconds, false),
             ("prefillPairSeconds", self.prefill_pair_seconds, false),
             ("startSeconds", self.start_seconds, false),
+            ("warmStartSeconds", self.warm_start_seconds.unwrap_or(0.0), false),
             ("startSigma", self.start_sigma, false),
             ("drainSeconds", self.drain_seconds, false),
         ];

@@ -49,14 +49,19 @@ pub enum RecordedError {
     },
 }
 
-/// The replicas of a deployment as the last record says that knows what their steps cost: their steps, KV blocks and start time.
+/// The replicas of a deployment as the last record says that knows what their steps cost: their steps, KV blocks and start times.
 /// What no record knows is as in [`ReplicaModel::default`].
 pub fn recorded_replica(records: &[DecisionRecord]) -> Result<ReplicaModel, RecordedError> {
     let telling =
         records.iter().enumerate().rev().find_map(|(idx, record)| Some((idx + 1, record, record.signals.work?)));
     let (idx, record, work) = telling.ok_or(RecordedError::NoCost(records.len()))?;
     let Signals { blocks_per_replica, start_seconds, .. } = record.signals;
-    let model = ReplicaModel { blocks: blocks_per_replica as u32, start_seconds, ..ReplicaModel::default() };
+    let model = ReplicaModel {
+        blocks: blocks_per_replica as u32,
+        start_seconds,
+        warm_start_seconds: warm_start_seconds(record),
+        ..ReplicaModel::default()
+    };
     let model = model.with_cost(&work.cost);
     model.error().map_or(Ok(model), |error| Err(RecordedError::Replica { idx, error }))
 }
@@ -88,6 +93,7 @@ pub fn recorded_world(name: &str, records: &[DecisionRecord], seed: u64) -> Resu
         initial: first.signals.coverage.serving.max(1),
         router: Router::default(),
         mishaps: Mishaps::default(),
+        standby: 0,
     })
 }
 
@@ -142,9 +148,14 @@ impl Served {
             context_token_seconds: self.law.slope / self.completion_tokens / tokens,
             blocks: self.blocks_per_replica as u32,
             start_seconds: last.signals.start_seconds,
+            warm_start_seconds: warm_start_seconds(last),
             ..ReplicaModel::default()
         }
     }
+}
+
+fn warm_start_seconds(record: &DecisionRecord) -> Option<f64> {
+    record.signals.standby?.start_seconds
 }
 
 fn blocks_per_request(record: &DecisionRecord) -> Option<f64> {

@@ -21,6 +21,8 @@ pub struct World {
     pub router: Router,
     /// What goes wrong.
     pub mishaps: Mishaps,
+    /// Nodes that keep the model in memory for the next replicas.
+    pub standby: u32,
 }
 
 /// How a request finds its replica.
@@ -107,7 +109,7 @@ impl World {
         let seconds = FIRST_SECONDS.min(trace.seconds);
         let initial = needed(first, &replica, seconds, Promise::default()) / INITIAL_SHARE;
         let initial = (initial.ceil() as u32).max(1);
-        Ok(Self { trace, replica, initial, router: Router::default(), mishaps: Mishaps::default() })
+        Ok(Self { trace, replica, initial, router: Router::default(), mishaps: Mishaps::default(), standby: 0 })
     }
 }
 
@@ -133,7 +135,14 @@ pub fn named_world(name: &str, seed: u64) -> Option<World> {
     let model = ReplicaModel::default();
     let replica = ReplicaModel { start_seconds: named.start_seconds.unwrap_or(model.start_seconds), ..model };
     let initial = comfortable(&named.trace.requests);
-    Some(World { trace: named.trace, replica, initial, router: Router::default(), mishaps: Mishaps::default() })
+    Some(World {
+        trace: named.trace,
+        replica,
+        initial,
+        router: Router::default(),
+        mishaps: Mishaps::default(),
+        standby: 0,
+    })
 }
 
 /// Replicas that carry the first minute in comfort: three chat requests of 5,600 tokens per second each.

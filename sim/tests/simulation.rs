@@ -1,7 +1,7 @@
 //! What the defaults promise on the eight named traces, without any rival: those figures are in `docs/autoscaling`.
 
-use stoker_scaling::{Cause, Replay, ScalingSpec, ToZero};
-use stoker_sim::{Promise, Setting, named_world, run_ours};
+use stoker_scaling::{Cause, Replay, ScalingSpec, Standby, ToZero};
+use stoker_sim::{Promise, ReplicaModel, Setting, World, named_world, run_ours};
 use stoker_workload::{HashIds, Request, TRACE_NAMES, Trace};
 
 #[test]
@@ -46,6 +46,29 @@ fn between_two_crowds_that_lie_far_apart_nothing_runs_and_the_first_of_the_secon
     assert!(asleep.gpu_seconds < awake.gpu_seconds / 2.0, "{} of {}", asleep.gpu_seconds, awake.gpu_seconds);
     let late = asleep.misses - awake.misses;
     assert!((1..=60).contains(&late), "{late} more are late: those who came while the first replica started");
+}
+
+#[test]
+fn the_first_replicas_of_a_step_start_warm_as_many_as_nodes_stand_by_and_what_they_took_is_learned() {
+    let setting = Setting { min: 1, max: 12, seed: 1, promise: Promise::default() };
+    let named = named_world("step", 1).expect("a named trace");
+    let replica = ReplicaModel { start_seconds: 300.0, warm_start_seconds: Some(5.0), ..named.replica };
+    let (_, records) = run_ours(
+        &World { replica, standby: 2, ..named.clone() },
+        &ScalingSpec { standby: 2, ..ScalingSpec::between(1, 12) },
+        &setting,
+    );
+    assert!(records.iter().all(|record| record.replay() == Replay::Identical));
+    let standby = records.iter().map(|record| record.signals.standby.expect("nodes are asked to stand by"));
+    let standby: Vec<Standby> = standby.collect();
+    assert_eq!(standby[0], Standby { nodes: 2, start_seconds: None });
+    assert!(standby.iter().any(|standby| standby.nodes == 0), "a step takes all of them");
+    let learned = standby.last().expect("it decided");
+    assert!(learned.nodes == 2 && learned.start_seconds.is_some_and(|seconds| seconds < 10.0), "{learned:?}");
+    let cold = records.last().expect("it decided").signals.start_seconds;
+    assert!((200.0..450.0).contains(&cold), "{cold}");
+    let (_, without) = run_ours(&named, &ScalingSpec::between(1, 12), &setting);
+    assert!(without.iter().all(|record| record.signals.standby.is_none()));
 }
 
 #[test]

@@ -42,10 +42,14 @@ pub(crate) struct Simulate {
     against: Vec<Rival>,
     /// The replicas: a JSON file with any of `stepSeconds`, `sequenceSeconds`, `contextTokenSeconds`,
     /// `prefillTokenSeconds`, `prefillPairSeconds`, `blocks`, `maxBatchedTokens`, `maxNumSeqs`, `startSeconds`,
-    /// `startSigma`, `drainSeconds` (`stoker-bench curve --replica-out` writes one); or recorded decisions of a deployment
-    /// (`explain NAME --record FILE`), whose engines said what their steps cost. Default: an 8B model on one H200.
+    /// `warmStartSeconds`, `startSigma`, `drainSeconds` (`stoker-bench curve --replica-out` writes one); or recorded decisions of a
+    /// deployment (`explain NAME --record FILE`), whose engines said what their steps cost. Default: an 8B model on one H200.
     #[arg(long, value_name = "FILE")]
     replica: Option<PathBuf>,
+    /// Median seconds that a replica takes to start on a node that has the model in memory. `--set scaling.standby=N` asks for N such
+    /// nodes; one that was taken is made up for by another, which fetches the model for as long as a cold start takes.
+    #[arg(long, value_name = "SECONDS")]
+    warm_start: Option<f64>,
     /// Replicas that serve when it begins. Default: enough for the first minute.
     #[arg(long)]
     start: Option<u32>,
@@ -95,13 +99,13 @@ pub(crate) fn simulate(args: &Simulate) -> Result<()> {
         return tick::measure(args.figures.as_deref());
     }
     let spec = settings::spec(ScalingSpec::between(args.min, args.max), &args.settings)?;
-    let worlds = worlds(args)?;
+    let worlds = worlds(args, &spec)?;
     show(args, &compare(&worlds, &spec, &args.against, &setting(args, &spec), &tell))?;
     record(args, &spec, &worlds)
 }
 
 /// What was asked for, with every change of the replicas and their surroundings.
-fn worlds(args: &Simulate) -> Result<Vec<World>> {
+fn worlds(args: &Simulate, spec: &ScalingSpec) -> Result<Vec<World>> {
     ensure!(args.copies > 0 && args.start != Some(0), "--copies and --start take at least 1");
     let shares = [args.losses_per_hour, args.slow_share, args.slow_times];
     ensure!(
@@ -111,7 +115,7 @@ fn worlds(args: &Simulate) -> Result<Vec<World>> {
         "--losses-per-hour takes 0 or more, --slow-share 0 to 1, --slow-times 1 or more"
     );
     let replica = args.replica.as_deref().map(replica).transpose()?;
-    let change = |world: World| changed(world, args, replica.as_ref());
+    let change = |world: World| standing_by(changed(world, args, replica.as_ref())?, args, spec);
     loaded(args.trace.as_deref().unwrap_or_default(), args.seed)?.into_iter().map(change).collect()
 }
 
@@ -124,6 +128,23 @@ fn changed(mut world: World, args: &Simulate, replica: Option<&ReplicaModel>) ->
     world.router = args.router;
     world.mishaps =
         Mishaps { losses_per_hour: args.losses_per_hour, slow_share: args.slow_share, slow_times: args.slow_times };
+    Ok(world)
+}
+
+fn standing_by(mut world: World, args: &Simulate, spec: &ScalingSpec) -> Result<World> {
+    let warm = args.warm_start.or(world.replica.warm_start_seconds);
+    ensure!(
+        spec.standby == 0 || warm.is_some(),
+        "scaling.standby is {}, and nobody said how long a warm start takes: give --warm-start SECONDS, or warmStartSeconds in --replica",
+        spec.standby
+    );
+    ensure!(
+        args.warm_start.is_none() || spec.standby > 0,
+        "--warm-start is for nodes that stand by: ask for some by --set scaling.standby=N"
+    );
+    ensure!(warm.is_none_or(|seconds| seconds.is_finite() && seconds >= 0.0), "--warm-start takes 0 or more seconds");
+    world.replica.warm_start_seconds = warm;
+    world.standby = spec.standby;
     Ok(world)
 }
 

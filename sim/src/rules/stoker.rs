@@ -2,8 +2,8 @@
 
 use stoker_crds::contract::{AgentPhase, LoadReport};
 use stoker_scaling::{
-    ASSUMED_START_SECONDS, Answer, DecisionRecord, Expected, Held, LoadWindow, ScaleState, ScalingSpec, Standing,
-    StartTimes, decide_scale,
+    ASSUMED_START_SECONDS, Answer, DecisionRecord, Expected, Held, LoadWindow, ScaleState, ScalingSpec, Standby,
+    Standing, StartTimes, decide_scale,
 };
 
 use crate::{Member, Rule, Setting, Stage, View};
@@ -20,6 +20,7 @@ pub struct Stoker {
     window: LoadWindow,
     state: ScaleState,
     starts: StartTimes,
+    warm_starts: StartTimes,
     served: u32,
     records: Vec<DecisionRecord>,
 }
@@ -31,6 +32,7 @@ impl Stoker {
             state: ScaleState::starting_at(initial).resumed(EPOCH_MS),
             window: LoadWindow::default(),
             starts: StartTimes::default(),
+            warm_starts: StartTimes::default(),
             served: initial,
             records: Vec::new(),
             spec,
@@ -45,12 +47,15 @@ impl Stoker {
     fn learn_starts(&mut self, view: &View<'_>) {
         let news = view.serving().filter(|member| member.id >= self.served).count();
         for member in view.serving().filter(|member| member.id >= self.served) {
-            self.starts.record(view.now - member.created);
+            let starts = if member.is_warm { &mut self.warm_starts } else { &mut self.starts };
+            starts.record(view.now - member.created);
         }
         if news > 0 {
             self.served = view.serving().map(|member| member.id + 1).max().unwrap_or(self.served);
         }
         self.window.set_start_seconds(self.starts.p90_seconds().unwrap_or(ASSUMED_START_SECONDS));
+        let standby = Standby { nodes: view.warm_nodes, start_seconds: self.warm_starts.p90_seconds() };
+        self.window.set_standby((self.spec.standby > 0).then_some(standby));
     }
 
     fn read(&mut self, view: &View<'_>, now_ms: u64) {
