@@ -20,6 +20,7 @@ mod rival;
 pub mod routing;
 pub mod rules;
 mod standby;
+pub mod warm;
 mod world;
 
 pub use compare::{Comparison, EQUAL_WITHIN, Progress, STOKER, Tuned, compare, run_ours};
