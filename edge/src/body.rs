@@ -29,8 +29,9 @@ const DISCARDED: usize = 8;
 const COPIED_BYTES: usize = 16 << 10;
 /// What a body has without asking, so that small requests are read however many large ones are.
 const FREE_BYTES: usize = 16 << 10;
-/// What all together have beyond that: 32 of the largest.
-const ROOM_KIB: usize = 32 * (MAX_BYTES >> 10);
+/// What all together have beyond that, in bytes: 32 of the largest.
+pub const ROOM_BYTES: usize = 32 * MAX_BYTES;
+const ROOM_KIB: usize = ROOM_BYTES >> 10;
 
 /// Memory is the process's, so its bound is, too.
 static ROOM: Semaphore = Semaphore::const_new(ROOM_KIB);

@@ -4,7 +4,11 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
 use hyper::Uri;
-use stoker_edge::{cors::AllowedOrigin, playground::Playground};
+use stoker_edge::{
+    body::{MAX_BYTES, ROOM_BYTES},
+    cors::AllowedOrigin,
+    playground::Playground,
+};
 
 use crate::{gateway::Settings, line::Bounds, server::Leaving, tls::TlsFiles};
 
@@ -38,7 +42,7 @@ pub struct Args {
     pub listen: SocketAddr,
 
     /// Largest body of a request. Replicas take 8 MiB.
-    #[arg(long, value_name = "BYTES", default_value_t = 8 << 20)]
+    #[arg(long, value_name = "BYTES", default_value_t = MAX_BYTES, value_parser = body_bytes)]
     body_bytes_max: usize,
 
     /// Beginnings of prompts that were sent which are remembered, and as many that replicas say to hold; a million of both take some
@@ -122,6 +126,12 @@ pub struct Args {
 }
 
 /// A time that makes sense for a machine.
+/// A larger one would have no room even alone.
+fn body_bytes(text: &str) -> Result<usize, String> {
+    let bytes = text.parse().map_err(|_| "a number of bytes".to_owned())?;
+    if (1..=ROOM_BYTES).contains(&bytes) { Ok(bytes) } else { Err(format!("between 1 and {ROOM_BYTES} bytes")) }
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "a number of seconds".to_owned())?;
     if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("between 0.1 and 3600 seconds".to_owned()) }
@@ -154,5 +164,24 @@ impl Args {
     /// How it ends.
     pub fn leaving(&self) -> Leaving {
         Leaving { withdraw: Duration::from_secs(self.withdraw), drain: Duration::from_secs(self.drain) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_that_would_never_have_room_is_refused_at_the_start() {
+        let of = |bytes: &str| {
+            let args = ["stoker-gateway", "--operator", "http://127.0.0.1:8080", "--body-bytes-max", bytes];
+            Args::try_parse_from(args).map(|args| args.settings().body_bytes_max).map_err(|error| error.to_string())
+        };
+        assert_eq!(of("1048576"), Ok(1 << 20));
+        assert_eq!(of("268435456"), Ok(ROOM_BYTES));
+        for bytes in ["0", "268435457"] {
+            let refusal = of(bytes).unwrap_err();
+            assert!(refusal.contains("--body-bytes-max") && refusal.contains("between 1 and 268435456"), "{refusal}");
+        }
     }
 }

@@ -62,7 +62,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            body_bytes_max: 8 << 20,
+            body_bytes_max: stoker_edge::body::MAX_BYTES,
             prefixes_max: 1 << 20,
             answer_timeout: Duration::from_secs(600),
             stall: Duration::from_secs(3),

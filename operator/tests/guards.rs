@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::{networking::v1::NetworkPolicy, policy::v1::PodDisruptionBudget};
@@ -52,19 +52,11 @@ fn planned(
     let desired = desired(&valid, "");
     let (budget, network_policy) = children(&desired);
     let observed = Observed {
-        deployment: Arc::new(deployment),
-        replicas: Vec::new(),
-        foreign_pods: BTreeSet::new(),
-        strays: Vec::new(),
         service: Child::Own(Arc::new(desired.service.clone())),
-        slices: Vec::new(),
         config_maps: [&desired.config_map, &desired.keys].map(|map| Child::Own(Arc::new(map.clone()))).into(),
         budget,
         network_policy,
-        pool: Child::Absent,
-        descriptions: Default::default(),
-        prefetches: Vec::new(),
-        standbys: Vec::new(),
+        ..Observed::of(Arc::new(deployment))
     };
     plan::plan(&valid, &desired, &observed, Timestamp::UNIX_EPOCH)
 }

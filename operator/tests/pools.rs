@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -37,19 +37,11 @@ fn with_pool(failure_mode: Option<FailureMode>) -> Desired {
 /// What a plan does beside this pool, all other children being as they should be.
 fn planned(desired: &Desired, pool: Child<InferencePool>) -> Plan {
     let observed = Observed {
-        deployment: Arc::new(deployment()),
-        replicas: Vec::new(),
-        foreign_pods: BTreeSet::new(),
-        strays: Vec::new(),
         service: Child::Own(Arc::new(desired.service.clone())),
-        slices: Vec::new(),
         config_maps: [&desired.config_map, &desired.keys].map(|map| Child::Own(Arc::new(map.clone()))).into(),
         budget: Child::Own(Arc::new(desired.budget.clone())),
-        network_policy: Child::Absent,
         pool,
-        descriptions: Default::default(),
-        prefetches: Vec::new(),
-        standbys: Vec::new(),
+        ..Observed::of(Arc::new(deployment()))
     };
     plan::plan(&valid(), desired, &observed, Timestamp::UNIX_EPOCH)
 }

@@ -185,21 +185,7 @@ fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desi
     let replicas = scenario.pods.iter().map(|pod| replica(pod, desired)).collect();
     let strays: Vec<String> = scenario.strays.iter().map(|name| full_name(name, desired)).collect();
     let foreign_pods = strays.iter().cloned().collect();
-    Observed {
-        deployment: Arc::new(deployment),
-        replicas,
-        foreign_pods,
-        strays,
-        service,
-        config_maps,
-        budget,
-        slices: Vec::new(),
-        network_policy: Child::Absent,
-        pool: Child::Absent,
-        descriptions: Default::default(),
-        prefetches: Vec::new(),
-        standbys: Vec::new(),
-    }
+    Observed { replicas, foreign_pods, strays, service, config_maps, budget, ..Observed::of(Arc::new(deployment)) }
 }
 
 /// The whole name of a pod that a scenario calls `current-0` or `REVISION-0`.

@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::{
-    collections::BTreeSet,
     sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -140,25 +139,6 @@ fn a_network_policy_comes_and_goes_as_the_operator_is_told() {
     rig.delete("fenced").unwrap();
 }
 
-/// What a round sees of a deployment of which there is one policy that should not be there.
-fn observed(deployment: InferenceDeployment, policy: NetworkPolicy) -> Observed {
-    Observed {
-        deployment: Arc::new(deployment),
-        replicas: Vec::new(),
-        foreign_pods: BTreeSet::new(),
-        strays: Vec::new(),
-        service: Child::Absent,
-        slices: Vec::new(),
-        config_maps: Vec::new(),
-        budget: Child::Absent,
-        network_policy: Child::Own(Arc::new(policy)),
-        pool: Child::Absent,
-        descriptions: Default::default(),
-        prefetches: Vec::new(),
-        standbys: Vec::new(),
-    }
-}
-
 #[test]
 fn what_was_changed_or_made_anew_since_it_was_seen_is_not_removed() {
     let rig = rig();
@@ -178,8 +158,9 @@ fn what_was_changed_or_made_anew_since_it_was_seen_is_not_removed() {
     let policy = serde_json::from_value(json!({"metadata": {"name": "anew"}, "spec": {"podSelector": {}}})).unwrap();
     let make = || rig.block_on(policies.create(&PostParams::default(), &policy)).unwrap();
     let left = |seen: &NetworkPolicy| {
-        let (plan, observed) =
-            (Plan { network_policy: Upkeep::Delete, ..Plan::default() }, observed(deployment.clone(), seen.clone()));
+        let plan = Plan { network_policy: Upkeep::Delete, ..Plan::default() };
+        let network_policy = Child::Own(Arc::new(seen.clone()));
+        let observed = Observed { network_policy, ..Observed::of(Arc::new(deployment.clone())) };
         let applied = rig.block_on(apply.run(&plan, &desired, &observed, Timestamp::now())).unwrap();
         assert_eq!(applied.refusals, []);
         rig.block_on(policies.get_opt("anew")).unwrap().map(|left| left.metadata.uid)

@@ -134,6 +134,18 @@ pub(crate) fn pass_over<'de, A: MapAccess<'de>>(map: &mut A, name: &str, echoed:
     }
 }
 
+/// Notes a member that nobody knows, unless it is `null`: what it is part of says what is wrong with it, once that is known.
+pub(crate) fn note_unknown<'de, A: MapAccess<'de>>(
+    map: &mut A,
+    name: &str,
+    unknown: &mut Option<String>,
+) -> Result<(), A::Error> {
+    if map.next_value::<Option<IgnoredAny>>()?.is_some() {
+        *unknown = Some(name.to_owned());
+    }
+    Ok(())
+}
+
 struct FilledVisitor<T>(PhantomData<T>);
 
 impl<'de, T: Filled> Visitor<'de> for FilledVisitor<T> {

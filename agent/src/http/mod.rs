@@ -97,6 +97,7 @@ pub fn router(replica: Arc<Replica>, pages: Router<Arc<Replica>>) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_path)
         .layer(middleware::from_fn_with_state(replica.clone(), observe))
+        .layer(middleware::from_fn_with_state(replica.clone(), part))
         .with_state(replica)
 }
 
@@ -126,7 +127,6 @@ async fn observe(State(replica): State<Arc<Replica>>, request: Request, next: Ne
     let path =
         request.extensions().get::<MatchedPath>().map_or("unmatched".to_owned(), |path| path.as_str().to_owned());
     let trace_id = Parent::of(request.headers()).map_or_else(String::new, |parent| parent.trace_id);
-    let closes = request.version() <= Version::HTTP_11;
     let mut response = next.run(request).await;
     let status = response.status().as_u16();
     replica.metrics().http_request(&path, status);
@@ -137,8 +137,14 @@ async fn observe(State(replica): State<Arc<Replica>>, request: Request, next: Ne
         _ => tracing::debug!(%method, path, status, seconds, request_id, trace_id, "request"),
     }
     response.headers_mut().insert(REQUEST_ID, id);
-    // A Service chooses a replica once a connection: who keeps this one would come here until the replica is gone.
-    if closes && replica.is_leaving() {
+    response
+}
+
+/// A Service chooses a replica once a connection: who kept one to a replica that leaves would come back to it until it is gone.
+async fn part(State(replica): State<Arc<Replica>>, request: Request, next: Next) -> Response {
+    let can_part = request.version() <= Version::HTTP_11;
+    let mut response = next.run(request).await;
+    if can_part && replica.is_leaving() {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     response

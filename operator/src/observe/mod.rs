@@ -75,6 +75,27 @@ pub struct Observed {
     pub standbys: Vec<StandbyPod>,
 }
 
+impl Observed {
+    /// A deployment of which nothing else is there yet.
+    pub fn of(deployment: Arc<InferenceDeployment>) -> Self {
+        Self {
+            deployment,
+            replicas: Vec::new(),
+            foreign_pods: BTreeSet::new(),
+            strays: Vec::new(),
+            service: Child::Absent,
+            slices: Vec::new(),
+            config_maps: Vec::new(),
+            budget: Child::Absent,
+            network_policy: Child::Absent,
+            pool: Child::Absent,
+            descriptions: HashMap::new(),
+            prefetches: Vec::new(),
+            standbys: Vec::new(),
+        }
+    }
+}
+
 /// What a replica says of its model, and where it runs.
 #[derive(Clone, Debug, Default)]
 pub struct Described {

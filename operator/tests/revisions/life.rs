@@ -1,6 +1,6 @@
 //! A deployment, its pods and what is written of it, round after round: the operator's own functions, and no cluster.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -66,19 +66,9 @@ impl Life {
         });
         let deployment: InferenceDeployment = serde_json::from_value(object).unwrap();
         Observed {
-            deployment: Arc::new(deployment),
             replicas: self.replicas.clone(),
-            foreign_pods: BTreeSet::new(),
-            strays: Vec::new(),
-            service: Child::Absent,
             config_maps: self.maps.iter().map(|map| Child::Own(Arc::new(map.clone()))).collect(),
-            budget: Child::Absent,
-            slices: Vec::new(),
-            network_policy: Child::Absent,
-            pool: Child::Absent,
-            descriptions: Default::default(),
-            prefetches: Vec::new(),
-            standbys: Vec::new(),
+            ..Observed::of(Arc::new(deployment))
         }
     }
 

@@ -12,7 +12,7 @@ use serde_json::{json, value::RawValue};
 use crate::http::{
     error::ApiError,
     fields::{FieldError, Fields},
-    json_object::{Filled, filled, pass_over, text_or_list},
+    json_object::{Filled, filled, note_unknown, pass_over, text_or_list},
     json_text::{Object, text_json},
     neutral::{neutral, take_all},
 };
@@ -412,11 +412,7 @@ impl Filled for Block {
             // Whether a tool failed is for its result to say; whose thoughts they were, nobody checks here.
             "is_error" | "signature" => pass_over(map, name, &[name])?,
             _ if NOTES.contains(&name) => pass_over(map, name, &NOTES)?,
-            _ => {
-                if map.next_value::<Option<IgnoredAny>>()?.is_some() {
-                    self.unknown = Some(name.to_owned());
-                }
-            }
+            _ => note_unknown(map, name, &mut self.unknown)?,
         }
         Ok(())
     }

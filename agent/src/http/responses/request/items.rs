@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, de::MapAccess};
 use crate::http::{
     error::ApiError,
     fields::{FieldError, Fields},
-    json_object::{Filled, filled, pass_over, text_or_list},
+    json_object::{Filled, filled, note_unknown, pass_over, text_or_list},
     json_text::{Object, text_json},
 };
 
@@ -248,11 +248,7 @@ impl Filled for Item {
             "output" => self.output = map.next_value()?,
             // Of items that come back as they were given.
             "id" | "status" | "summary" | "encrypted_content" | "namespace" | "phase" => pass_over(map, name, &[name])?,
-            _ => {
-                if map.next_value::<Option<serde::de::IgnoredAny>>()?.is_some() {
-                    self.unknown = Some(name.to_owned());
-                }
-            }
+            _ => note_unknown(map, name, &mut self.unknown)?,
         }
         Ok(())
     }
@@ -264,11 +260,7 @@ impl Filled for Part {
             "type" => self.kind = map.next_value()?,
             "text" | "refusal" => self.text = map.next_value()?,
             "annotations" | "logprobs" => pass_over(map, name, &[name])?,
-            _ => {
-                if map.next_value::<Option<serde::de::IgnoredAny>>()?.is_some() {
-                    self.unknown = Some(name.to_owned());
-                }
-            }
+            _ => note_unknown(map, name, &mut self.unknown)?,
         }
         Ok(())
     }

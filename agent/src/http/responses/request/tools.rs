@@ -7,7 +7,7 @@ use super::Echoed;
 use crate::http::{
     error::ApiError,
     fields::{FieldError, Fields},
-    json_object::{Filled, filled},
+    json_object::{Filled, filled, note_unknown},
     json_text::{Object, text_json},
 };
 
@@ -125,11 +125,7 @@ impl Filled for Tool {
             "parameters" => self.parameters = map.next_value()?,
             "strict" => self.strict = map.next_value()?,
             // Another type has other members; it is refused by its type.
-            _ => {
-                if map.next_value::<Option<serde::de::IgnoredAny>>()?.is_some() {
-                    self.unknown = Some(name.to_owned());
-                }
-            }
+            _ => note_unknown(map, name, &mut self.unknown)?,
         }
         Ok(())
     }
