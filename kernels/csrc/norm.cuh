@@ -41,11 +41,25 @@ __device__ __forceinline__ void store_row(const Rows& rows, const float (&y)[kVe
 
 template <int kVecs, typename Map>
 __device__ __forceinline__ void store_row(const QuantisedRows& rows, const float (&y)[kVecs][8], const Map& map, float* scratch) {
-  quantise_row(map.own_row(rows.out), rows.scales + blockIdx.x, y, map, scratch, rows.groups);
+  quantise_row(CodesOfRow{map.own_row(rows.out), rows.scales + blockIdx.x}, y, map, scratch, rows.groups);
 }
 
-template <bool kAdd, int kVecs, typename Map, typename In, typename Out>
-__device__ __forceinline__ void rms_norm_row(const Out& out, uint4* residual, In x, const uint4* weight, const Map& map, float eps) {
+// The residual stream, where all of it is this device's.
+struct Residual {
+  uint4* rows;
+
+  template <typename Map>
+  __device__ __forceinline__ uint4 load(const Map& map, int j) const {
+    return map.load(map.own_row(rows), j);
+  }
+  template <typename Map>
+  __device__ __forceinline__ void store(const Map& map, int j, const uint4& values) const {
+    map.store(map.own_row(rows), j, values);
+  }
+};
+
+template <bool kAdd, int kVecs, typename Map, typename In, typename Out, typename Carried = Residual>
+__device__ __forceinline__ void rms_norm_row(const Out& out, const Carried& residual, In x, const uint4* weight, const Map& map, float eps) {
   __shared__ float scratch[kWarp];
   wait_between_products();
   x.give(map);
@@ -53,7 +67,7 @@ __device__ __forceinline__ void rms_norm_row(const Out& out, uint4* residual, In
   if constexpr (kAdd) {
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
-      if (map.has(j)) carried[j] = map.load(map.own_row(residual), j);
+      if (map.has(j)) carried[j] = residual.load(map, j);
     }
   }
   float value[kVecs][8] = {};
@@ -67,7 +81,7 @@ __device__ __forceinline__ void rms_norm_row(const Out& out, uint4* residual, In
       unpack(carried[j], before);
 #pragma unroll
       for (int e = 0; e < 8; ++e) value[j][e] = rounded(value[j][e] + before[e]);
-      map.store(map.own_row(residual), j, pack(value[j]));
+      residual.store(map, j, pack(value[j]));
     }
 #pragma unroll
     for (int e = 0; e < 8; ++e) squares += value[j][e] * value[j][e];

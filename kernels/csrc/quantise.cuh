@@ -100,9 +100,21 @@ __device__ __forceinline__ uint2 beside_codes(uint2 codes, const GroupSums& grou
   return zipped(codes, lanes);
 }
 
+// Where one row of codes leaves, and its scale.
+struct CodesOfRow {
+  uint2* row;
+  float* row_scale;
+
+  __device__ __forceinline__ void put_scale(float scale) const { *row_scale = scale; }
+  template <typename Map>
+  __device__ __forceinline__ void put(const Map& map, int j, uint2 codes) const {
+    map.store_codes(row, j, codes);
+  }
+};
+
 // By a block; zeros where a thread has no values.
-template <int kVecs, typename Map>
-__device__ __forceinline__ void quantise_row(uint2* row, float* row_scale, const float (&value)[kVecs][8], const Map& map, float* scratch,
+template <int kVecs, typename Map, typename To>
+__device__ __forceinline__ void quantise_row(const To& to, const float (&value)[kVecs][8], const Map& map, float* scratch,
                                              const GroupSums& groups = {}) {
   float largest = 0.f;
 #pragma unroll
@@ -112,7 +124,7 @@ __device__ __forceinline__ void quantise_row(uint2* row, float* row_scale, const
   }
   largest = block_max(largest, scratch);
   const float scale = largest > 0.f ? largest / (groups.sums != nullptr ? kBesideCodesMax : kE4m3Max) : 1.f;
-  if (threadIdx.x == 0) *row_scale = scale;
+  if (threadIdx.x == 0) to.put_scale(scale);
 #pragma unroll
   for (int j = 0; j < kVecs; ++j) {
     if (!map.has(j)) break;
@@ -123,7 +135,7 @@ __device__ __forceinline__ void quantise_row(uint2* row, float* row_scale, const
     if constexpr (std::is_same_v<Map, Vectors>) {
       if (groups.sums != nullptr) codes = beside_codes(codes, groups, map.at(j) / 16);
     }
-    map.store_codes(row, j, codes);
+    to.put(map, j, codes);
   }
 }
 

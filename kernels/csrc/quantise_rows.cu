@@ -16,7 +16,7 @@ __device__ __forceinline__ void quantise_rows(uint2* out, float* scales, const G
   for (int j = 0; j < kVecs; ++j) {
     if (map.has(j)) unpack(map.load(map.own_row(x), j), value[j]);
   }
-  quantise_row(map.own_row(out), scales + blockIdx.x, value, map, scratch, groups);
+  quantise_row(CodesOfRow{map.own_row(out), scales + blockIdx.x}, value, map, scratch, groups);
 }
 
 }  // namespace stoker

@@ -8,6 +8,9 @@
 // where they are pushed in words) and norms all of them itself: for two ranks no byte more than by halves.
 // One row of 4096 of two H200s takes 3.3 us, of which the link's way is one. Bound by the link from some 64 rows on.
 //
+// reduce_norm_shares: the same of a rank's share of the rows, in 16-byte vectors from the first of it, with norms to all ranks; between two
+// launches of meet_ranks.
+//
 // gather_logits: each rank has the logits of its share of the vocabulary, rows x share f32; every rank gets all of them,
 // rows x vocabulary. kChunks blocks a row. For draws that look at all of a row: others are sample_shared.cu's.
 #include "reduce.cuh"
@@ -39,12 +42,28 @@ using stoker::Ranks;
       int n_vecs, int have_met
 #define WORDS(vecs) (stoker::PushedWords<vecs>{x, inboxes, {counts, rank, n_ranks, max_rows}}), stoker::Vectors{n_vecs}
 #define LINES(vecs) (stoker::PushedLines<vecs>{x, inboxes, {counts, rank, n_ranks, max_rows}}), stoker::Lines{2 * n_vecs}
-#define PULLED(vecs) (stoker::Pulled<vecs>{rows, flags, {counts, rank, n_ranks, max_rows}, have_met != 0}), stoker::Vectors{n_vecs}
+#define PULLED(vecs) \
+  (stoker::Pulled<vecs>{{rows, n_ranks}, flags, {counts, rank, n_ranks, max_rows}, have_met != 0}), stoker::Vectors{n_vecs}
 
 namespace stoker {
 template <int kVecs, typename Out, typename In, typename Map>
 __device__ __forceinline__ void normed(const Out& out, uint4* residual, const uint4* weight, float eps, In x, const Map& map) {
-  rms_norm_row<true, kVecs>(out, residual, x, weight, map, eps);
+  rms_norm_row<true, kVecs>(out, Residual{residual}, x, weight, map, eps);
+}
+struct Share {
+  uint4* residual;
+  bool is_copied;
+  const uint4* weight;
+  float eps;
+  const Ranks& rows;
+  int rank, n_ranks, n_vecs;
+
+  __device__ __forceinline__ Everywhere everywhere(const Ranks& ranks) const { return {ranks, rank, n_ranks}; }
+};
+template <int kVecs, typename Out>
+__device__ __forceinline__ void normed_share(const Out& out, const Share& s) {
+  const SharedResidual residual{s.residual, s.everywhere(s.rows), s.is_copied};
+  rms_norm_row<true, kVecs>(out, residual, Given<kVecs>{s.rows, s.n_ranks}, s.weight, Vectors{s.n_vecs}, s.eps);
 }
 template <int kVecs, typename In, typename Map>
 __device__ __forceinline__ void summed(uint4* out, In x, const Map& map) {
@@ -72,6 +91,23 @@ REDUCE(2, lines, PUSH_ARGUMENTS, LINES)
 REDUCE(4, lines, PUSH_ARGUMENTS, LINES)
 REDUCE(1, pulled, PULL_ARGUMENTS, PULLED)
 REDUCE(4, pulled, PULL_ARGUMENTS, PULLED)
+
+#define SHARE_ARGUMENTS \
+  uint4 *residual, int is_copied, const uint4 *weight, float eps, const __grid_constant__ Ranks rows, int rank, int n_ranks, int n_vecs
+#define SHARE stoker::Share{residual, is_copied != 0, weight, eps, rows, rank, n_ranks, n_vecs}
+#define REDUCE_SHARES(vecs)                                                                                                        \
+  extern "C" __global__ void __launch_bounds__(1024)                                                                               \
+      reduce_norm_shares_v##vecs(const __grid_constant__ Ranks out, SHARE_ARGUMENTS) {                                             \
+    const auto share = SHARE;                                                                                                      \
+    stoker::normed_share<vecs>(stoker::RowsEverywhere{share.everywhere(out)}, share);                                              \
+  }                                                                                                                                \
+  extern "C" __global__ void __launch_bounds__(1024) reduce_norm_e4m3_shares_v##vecs(                                              \
+      const __grid_constant__ Ranks codes, const __grid_constant__ Ranks scales, SHARE_ARGUMENTS) {                                \
+    const auto share = SHARE;                                                                                                      \
+    stoker::normed_share<vecs>(stoker::CodesEverywhere{share.everywhere(codes), share.everywhere(scales)}, share);                 \
+  }
+REDUCE_SHARES(1)
+REDUCE_SHARES(4)
 
 // Ranks wait for each other; one block.
 extern "C" __global__ void __launch_bounds__(32)

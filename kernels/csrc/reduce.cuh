@@ -11,6 +11,10 @@
 // overwrite them before the next sum is over, for which it has other memory. Where rows are many, ranks meet once, in a launch of
 // their own: a fence for each row would cost as much as its bytes.
 //
+// Where nothing but a norm reads the residual stream, many rows are shared out (sequence parallelism, Korthikanti et al. 2022): a rank
+// pulls its share of the rows, keeps their residual, and writes their norms to all ranks, who meet behind it. Of n ranks each takes in
+// 2 (n - 1) / n of the rows in place of n - 1, or less where norms leave in e4m3.
+//
 // The number of a sum is counted on the device, a count for each row: recorded launches are replayed with the same arguments.
 #pragma once
 #include "norm.cuh"
@@ -241,10 +245,29 @@ __device__ __forceinline__ void meet(const Ranks& flags, const Group& group, uin
   count_sum(group, number);
 }
 
+// Rows that all ranks have said are there.
+template <int kVecs>
+struct Given {
+  const Ranks& rows;
+  int n_ranks;
+
+  __device__ __forceinline__ void give(const Vectors&) {}
+
+  __device__ __forceinline__ void take(float (&value)[kVecs][8], const Vectors& map) const {
+    for (int rank = 0; rank < n_ranks; ++rank) {
+      const uint4* row = map.own_row(rows.at[rank]);
+#pragma unroll
+      for (int j = 0; j < kVecs; ++j) {
+        if (map.has(j)) add_to(value[j], load_fresh(row + map.at(j)));
+      }
+    }
+  }
+};
+
 // Rows that are pulled.
 template <int kVecs>
 struct Pulled {
-  const Ranks& rows;
+  Given<kVecs> rows;
   const Ranks& flags;
   Group group;
   bool have_met;
@@ -253,13 +276,66 @@ struct Pulled {
 
   __device__ __forceinline__ void take(float (&value)[kVecs][8], const Vectors& map) {
     if (!have_met) meet(flags, group, next_sum(group));
-    for (int rank = 0; rank < group.n_ranks; ++rank) {
-      const uint4* row = map.own_row(rows.at[rank]);
+    rows.take(value, map);
+  }
+};
+
+// The same memory of all ranks, those behind this one first: so all links are busy.
+struct Everywhere {
+  const Ranks& ranks;
+  int rank, n_ranks;
+
+  template <typename F>
+  __device__ __forceinline__ void each(F f) const {
+    for (int p = 0; p < n_ranks; ++p) f(ranks.at[(rank + 1 + p) % n_ranks]);
+  }
+};
+
+// Where norms of this rank's share of the rows leave.
+struct RowsEverywhere {
+  Everywhere out;
+};
+struct CodesEverywhere {
+  Everywhere codes, scales;
+
+  __device__ __forceinline__ void put_scale(float scale) const {
+    scales.each([&](uint4* to) { reinterpret_cast<float*>(to)[blockIdx.x] = scale; });
+  }
+  template <typename Map>
+  __device__ __forceinline__ void put(const Map& map, int j, uint2 values) const {
+    codes.each([&](uint4* to) { map.store_codes(map.own_row(reinterpret_cast<uint2*>(to)), j, values); });
+  }
+};
+
+template <int kVecs, typename Map>
+__device__ __forceinline__ void store_row(const RowsEverywhere& rows, const float (&y)[kVecs][8], const Map& map, float*) {
+  rows.out.each([&](uint4* to) {
 #pragma unroll
-      for (int j = 0; j < kVecs; ++j) {
-        if (map.has(j)) add_to(value[j], load_fresh(row + map.at(j)));
-      }
+    for (int j = 0; j < kVecs; ++j) {
+      if (map.has(j)) map.store(map.own_row(to), j, pack(y[j]));
     }
+  });
+}
+
+template <int kVecs, typename Map>
+__device__ __forceinline__ void store_row(const CodesEverywhere& rows, const float (&y)[kVecs][8], const Map& map, float* scratch) {
+  quantise_row(rows, y, map, scratch);
+}
+
+// The residual of this rank's share of the rows; copied to where what was added up had lain, on all ranks, if they want it.
+struct SharedResidual {
+  uint4* rows;
+  Everywhere copies;
+  bool is_copied;
+
+  template <typename Map>
+  __device__ __forceinline__ uint4 load(const Map& map, int j) const {
+    return map.load(map.own_row(rows), j);
+  }
+  template <typename Map>
+  __device__ __forceinline__ void store(const Map& map, int j, const uint4& values) const {
+    map.store(map.own_row(rows), j, values);
+    if (is_copied) copies.each([&](uint4* to) { map.store(map.own_row(to), j, values); });
   }
 };
 

@@ -96,22 +96,22 @@ __device__ __forceinline__ void any_norm_row(const AnyNorm& p) {
 #define RMS_NORM(vecs)                                                                                                \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
       rms_norm_v##vecs(uint4* out, const uint4* x, const uint4* weight, int n_vecs, float eps) {                      \
-    stoker::rms_norm_row<false, vecs>(stoker::Rows{out}, nullptr, stoker::Stored{x}, weight, stoker::Vectors{n_vecs}, eps); \
+    stoker::rms_norm_row<false, vecs>(stoker::Rows{out}, stoker::Residual{}, stoker::Stored{x}, weight, stoker::Vectors{n_vecs}, eps); \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
       add_rms_norm_v##vecs(uint4* out, uint4* residual, const uint4* x, const uint4* weight, int n_vecs, float eps) { \
-    stoker::rms_norm_row<true, vecs>(stoker::Rows{out}, residual, stoker::Stored{x}, weight, stoker::Vectors{n_vecs}, eps); \
+    stoker::rms_norm_row<true, vecs>(stoker::Rows{out}, stoker::Residual{residual}, stoker::Stored{x}, weight, stoker::Vectors{n_vecs}, eps); \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
       rms_norm_e4m3_v##vecs(uint2* out, float* scales, uint4* sums, int sums_stride, const uint4* x,                  \
                             const uint4* weight, int n_vecs, float eps) {                                             \
-    stoker::rms_norm_row<false, vecs>(stoker::QuantisedRows{out, scales, {sums, sums_stride}}, nullptr,               \
+    stoker::rms_norm_row<false, vecs>(stoker::QuantisedRows{out, scales, {sums, sums_stride}}, stoker::Residual{},    \
                                       stoker::Stored{x}, weight, stoker::Vectors{n_vecs}, eps);                       \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \
       add_rms_norm_e4m3_v##vecs(uint2* out, float* scales, uint4* sums, int sums_stride, uint4* residual,             \
                                 const uint4* x, const uint4* weight, int n_vecs, float eps) {                         \
-    stoker::rms_norm_row<true, vecs>(stoker::QuantisedRows{out, scales, {sums, sums_stride}}, residual,               \
+    stoker::rms_norm_row<true, vecs>(stoker::QuantisedRows{out, scales, {sums, sums_stride}}, stoker::Residual{residual}, \
                                      stoker::Stored{x}, weight, stoker::Vectors{n_vecs}, eps);                        \
   }                                                                                                                   \
   extern "C" __global__ void __launch_bounds__(1024)                                                                  \

@@ -11,7 +11,7 @@ pub use stoker_fit::gpu::ExchangeSize;
 use crate::{
     Device, KernelError, Kernels, check_len, check_room,
     launch::{self, Entry, LOGIT_CHUNKS, LaunchConfig, Reduced, Rows, Way, refused},
-    quantise::QuantisedMut,
+    quantise::{QuantisedMut, QuantisedRows},
     sampling::{SampleRow, SampleScratch},
 };
 
@@ -45,13 +45,25 @@ pub struct Exchange {
     logit_flags: CudaSlice<u32>,
     /// Sums and draws so far.
     counts: CudaSlice<u32>,
+    lent: Lent,
     peers: Peers,
+}
+
+/// Where the norms of all rows go on this rank, by address; 0 where nothing was lent.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lent {
+    normed: u64,
+    codes: u64,
+    scales: u64,
 }
 
 /// The memory of all ranks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Peers {
     partials: [Addresses; 2],
+    normed: Addresses,
+    codes: Addresses,
+    scales: Addresses,
     inbox: Addresses,
     bests: Addresses,
     flags: Addresses,
@@ -71,10 +83,18 @@ impl Exchange {
             logits: device.zeros(size.max_logit_rows * size.logit_share)?,
             logit_flags: device.zeros(size.n_ranks * size.max_logit_rows * LOGIT_CHUNKS)?,
             counts: device.zeros(size.n_counts())?,
+            lent: Lent::default(),
             peers: Peers::default(),
             size,
             rank,
         })
+    }
+
+    /// Lets the other ranks write norms of rows that ranks share out: `normed`, or `quantised` where a product of e4m3 is next. Before it
+    /// is connected; both must stay where they are, and outlive every launch of each.
+    pub fn lend(&mut self, normed: &CudaSlice<bf16>, quantised: &QuantisedRows) {
+        let [codes, scales] = [address(quantised.values()), address(quantised.scales())];
+        self.lent = Lent { normed: address(normed), codes, scales };
     }
 
     /// Tells each rank of a group where the others' memory is. All of it must outlive every launch of each.
@@ -89,6 +109,8 @@ impl Exchange {
             peers.flags[at] = address(&rank.flags);
             peers.logits[at] = address(&rank.logits);
             peers.logit_flags[at] = address(&rank.logit_flags);
+            let Lent { normed, codes, scales } = rank.lent;
+            (peers.normed[at], peers.codes[at], peers.scales[at]) = (normed, codes, scales);
         }
         group.iter_mut().for_each(|rank| rank.peers = peers);
     }
@@ -96,6 +118,18 @@ impl Exchange {
     /// Where this rank's rows for a sum go.
     pub fn partial_mut(&mut self, half: Half) -> &mut CudaSlice<bf16> {
         &mut self.partials[half as usize]
+    }
+
+    /// What this rank gave for a sum; the residual of all rows, where a sum over shares of them left its copy.
+    pub fn partial(&self, half: Half) -> &CudaSlice<bf16> {
+        &self.partials[half as usize]
+    }
+
+    /// This rank's rows of `n_rows` that ranks share out.
+    fn share(&self, n_rows: usize) -> Range<usize> {
+        let n_own = n_rows.div_ceil(self.size.n_ranks);
+        let first = (self.rank * n_own).min(n_rows);
+        first..(first + n_own).min(n_rows)
     }
 
     /// Where this rank's logits go.
@@ -133,6 +167,19 @@ pub enum Sum<'a> {
     },
 }
 
+/// A sum of rows that ranks share out, with what stands behind it: `residual += sum; norm(residual)` goes to all ranks.
+#[derive(Debug)]
+pub struct SharesSum<'a> {
+    /// Of all rows; those of this rank are updated, the others are nobody's here.
+    pub residual: CudaViewMut<'a, bf16>,
+    /// The norm's.
+    pub norm: NormOf<'a>,
+    /// The norm goes to what was lent for e4m3, not to what was lent for bf16.
+    pub quantises: bool,
+    /// The residual of all rows is wanted everywhere: a copy is left in the place of what was summed.
+    pub copies_residual: bool,
+}
+
 /// The draw of one token for each row without options, where ranks have shares of the vocabulary.
 #[derive(Debug)]
 pub struct SampleShared<'a> {
@@ -159,7 +206,7 @@ impl Kernels {
     /// Adds up what all ranks gave in `n_rows`, in the order of ranks.
     pub fn reduce(&self, exchange: &mut Exchange, half: Half, n_rows: usize, sum: Sum<'_>) -> Result<(), KernelError> {
         const OP: &str = "reduce";
-        let Exchange { size, rank, partials, counts, peers, .. } = exchange;
+        let size = exchange.size;
         let rows = Rows { n_rows, width: size.width };
         let (n_values, way) = (n_rows * size.width, Way::of(n_rows, size.push));
         if n_rows > size.max_rows {
@@ -171,11 +218,9 @@ impl Kernels {
             Sum::Quantised { .. } => Reduced::QuantisedNorm,
         };
         if way == Way::PulledBehindMeeting {
-            let launch = self.functions.launch("meet_ranks", launch::meet_ranks()).addresses(&peers.flags);
-            let first = size.first_count(Counted::Pulled);
-            let launch = launch.write_at(&mut counts.as_view_mut(), first).int(*rank).int(size.n_ranks);
-            launch.int(size.max_rows).start()?;
+            self.meet(exchange)?;
         }
+        let Exchange { rank, partials, counts, peers, .. } = exchange;
         let launch = self.functions.launch(OP, launch::reduce(rows, way, gives)?);
         let (launch, norm) = match sum {
             Sum::Plain(mut out) => {
@@ -218,6 +263,52 @@ impl Kernels {
             Way::Pushed(_) => launch.start(),
             Way::Pulled | Way::PulledBehindMeeting => launch.int(usize::from(way == Way::PulledBehindMeeting)).start(),
         }
+    }
+
+    /// Adds up what all ranks gave in `n_rows`, each rank its share of the rows; the same bits as [`reduce`](Self::reduce) gives. Ranks
+    /// meet in front of it and behind it.
+    pub fn reduce_shares(
+        &self,
+        exchange: &mut Exchange,
+        half: Half,
+        n_rows: usize,
+        op: SharesSum<'_>,
+    ) -> Result<(), KernelError> {
+        const OP: &str = "reduce_shares";
+        let SharesSum { mut residual, norm: NormOf { weight, eps }, quantises, copies_residual } = op;
+        let (size, peers, own) = (exchange.size, exchange.peers, exchange.share(n_rows));
+        let width = size.width;
+        check_room(OP, "what ranks share", size.max_rows, n_rows)?;
+        check_len(OP, "residual", residual.len(), n_rows * width)?;
+        check_len(OP, "weight", weight.len(), width)?;
+        let lent = if quantises { peers.codes } else { peers.normed };
+        if lent[..size.n_ranks].contains(&0) {
+            return Err(refused(OP, "nothing was lent for norms".to_owned()));
+        }
+        self.meet(exchange)?;
+        if !own.is_empty() {
+            // From this rank's first row on.
+            let from = |addresses: Addresses, row_bytes: usize| addresses.map(|at| at + (own.start * row_bytes) as u64);
+            let outs = match quantises {
+                false => vec![from(peers.normed, 2 * width)],
+                true => vec![from(peers.codes, width), from(peers.scales, size_of::<f32>())],
+            };
+            let rows = from(peers.partials[half as usize], 2 * width);
+            let config = launch::reduce_shares(Rows { n_rows: own.len(), width }, quantises)?;
+            let launch = outs.iter().fold(self.functions.launch(OP, config), |launch, out| launch.addresses(out));
+            let launch = launch.write_at(&mut residual, own.start * width).int(usize::from(copies_residual));
+            let launch = launch.read(&weight).float(eps).addresses(&rows).int(exchange.rank).int(size.n_ranks);
+            launch.int(width / 8).start()?;
+        }
+        self.meet(exchange)
+    }
+
+    /// Waits until all ranks have come here, and what each had written is seen by all.
+    fn meet(&self, exchange: &mut Exchange) -> Result<(), KernelError> {
+        let Exchange { size, rank, counts, peers, .. } = exchange;
+        let launch = self.functions.launch("meet_ranks", launch::meet_ranks()).addresses(&peers.flags);
+        let launch = launch.write_at(&mut counts.as_view_mut(), size.first_count(Counted::Pulled));
+        launch.int(*rank).int(size.n_ranks).int(size.max_rows).start()
     }
 
     /// Draws the tokens of rows without options: each rank from its share of the logits, and everywhere the best of all.

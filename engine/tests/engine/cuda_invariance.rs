@@ -81,7 +81,7 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 
 /// What a request got: tokens, and logarithms of probabilities, which say when a single logit changes.
 #[derive(Debug, PartialEq)]
-struct Answer {
+pub(crate) struct Answer {
     tokens: Vec<TokenId>,
     logprobs: Vec<u32>,
 }
@@ -108,7 +108,7 @@ fn logprob_bits(position: &PositionLogprobs) -> impl Iterator<Item = u32> {
     std::iter::once(&position.chosen).chain(&position.top).map(|token| token.logprob.to_bits())
 }
 
-fn run(engine: &EngineHandle, request: &Request) -> Answer {
+pub(crate) fn run(engine: &EngineHandle, request: &Request) -> Answer {
     read(engine.submit(request.clone()).unwrap()).0
 }
 

@@ -3,14 +3,14 @@
 use std::slice;
 
 use stoker_engine::{
-    Engine, EngineHandle, EngineLimits, KvCacheDtype, Quantization, SamplingParams, StartError, TokenId,
+    Engine, EngineHandle, EngineLimits, KvCacheDtype, Quantization, Request, SamplingParams, StartError, TokenId,
     exec::cuda::CudaModel,
 };
 use stoker_fit::gpu::BESIDE_E4M3_ROWS;
 use stoker_kernels::Device;
 
 use crate::{
-    common, cuda, cuda_families,
+    common, cuda, cuda_families, cuda_invariance,
     cuda_quantised::{self, N_ROWS},
     skip::skip,
 };
@@ -177,6 +177,30 @@ fn a_batch_invariant_group_gives_the_same_bits_at_every_chunk_size() {
         let found = bits(chunk_len);
         let odd = (0..tokens.len()).find(|&row| found[row] != whole[row]);
         assert_eq!(odd, None, "the first row that differs in chunks of {chunk_len}");
+    }
+}
+
+/// A step of more rows than may be drawn is shared out by rows; the pieces are not.
+#[test]
+fn a_prompt_whose_rows_ranks_share_out_is_answered_with_the_bits_of_one_in_pieces() {
+    let test = "a_prompt_whose_rows_ranks_share_out_is_answered_with_the_bits_of_one_in_pieces";
+    if !cuda::has_hopper(test) || !has_gpus(2, test) {
+        return;
+    }
+    let words = cuda::golden().0;
+    let prompt: Vec<TokenId> = words.iter().copied().cycle().take(1100).collect();
+    let has_four = has_gpus(4, "rows shared out by four GPUs");
+    for (n_ranks, quantization) in [(2, Some(Quantization::Fp8)), (4, None), (4, Some(Quantization::Fp8))] {
+        if n_ranks == 4 && !has_four {
+            continue;
+        }
+        let answer = |most: u32| {
+            let (max_num_seqs, max_batched_tokens) = (Some(8), Some(most));
+            let sizes = EngineLimits { max_num_seqs, max_batched_tokens, ..limits() };
+            let engine = start(n_ranks, EngineLimits { batch_invariant: true, quantization, ..sizes });
+            cuda_invariance::run(&engine, &Request { logprobs: Some(3), ..common::greedy(prompt.clone(), 8) })
+        };
+        assert_eq!(answer(2048), answer(64), "{n_ranks} ranks, {quantization:?}");
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     device::Link,
     launch::Push,
     quantise::{QuantiseRows, QuantisedRows},
-    ranks::{Exchange, ExchangeSize, Half, NormOf, SampleShared, Sum},
+    ranks::{Exchange, ExchangeSize, Half, NormOf, SampleShared, SharesSum, Sum},
     reference,
     sampling::{Sample, SampleRow, SampleScratch},
 };
@@ -30,6 +30,9 @@ pub(super) fn run(first: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
         for (&push, (n_rows, width)) in pushes.iter().flat_map(|push| shapes.map(|shape| (push, shape))) {
             outcomes.extend(group.sums(n_rows, width, push)?);
             outcomes.push(group.quantised(n_rows, width, push)?);
+        }
+        for (n_rows, width) in [(1, 8), (7, 320), (129, 4096), (300, 8192), (257, 16384)] {
+            outcomes.push(group.shares(n_rows, width)?);
         }
         for (n_rows, vocab) in [(1, 16 * n_ranks), (3, 1003), (9, 128_256)] {
             outcomes.push(group.logits(n_rows, vocab)?);
@@ -56,9 +59,14 @@ impl Group {
         let ranks = self.gpus.iter().enumerate();
         let exchange = |(rank, gpu): (usize, &Gpu)| Exchange::new(gpu.kernels.device(), size, rank);
         let mut exchanges = ranks.map(exchange).collect::<Result<Vec<_>, _>>()?;
+        self.connect(&mut exchanges)?;
+        Ok(exchanges)
+    }
+
+    fn connect(&self, exchanges: &mut [Exchange]) -> Result<(), KernelError> {
         self.synchronize()?;
         Exchange::connect(&mut exchanges.iter_mut().collect::<Vec<_>>());
-        Ok(exchanges)
+        Ok(())
     }
 
     fn size(&self, max_rows: usize, width: usize, push: Push) -> ExchangeSize {
@@ -167,6 +175,65 @@ impl Group {
         }
         let case = format!("{n_rows} x {width} of {} ranks, {push:?}", self.gpus.len());
         Ok(Outcome { op: "reduce_norm_e4m3", case, error, limit: 0.0 })
+    }
+
+    /// The same bits as where each rank adds up all rows, on all ranks, and no row of another rank's residual touched.
+    fn shares(&mut self, n_rows: usize, width: usize) -> Result<Outcome, KernelError> {
+        let n = n_rows * width;
+        let mut exchanges = self.exchanges(self.size(n_rows.max(2), width, Push::Words))?;
+        let (residual, weight) = (self.gpus[0].noise.normals(n), self.gpus[0].noise.normals(width));
+        let prepare = |gpu: &Gpu| -> Result<_, KernelError> {
+            let rows = || QuantisedRows::zeros(gpu.kernels.device(), n, n_rows);
+            let bf16s = [&vec![f32::NAN; n], &vec![f32::NAN; n], &residual, &residual].map(|x| gpu.upload_bf16(x));
+            let [expected, normed, all, own] = bf16s;
+            Ok(([expected?, normed?], [all?, own?], [rows()?, rows()?], gpu.upload_bf16(&weight)?))
+        };
+        let mut ranks = self.gpus.iter().map(prepare).collect::<Result<Vec<_>, _>>()?;
+        for (exchange, ([_, normed], _, [_, codes], _)) in exchanges.iter_mut().zip(&ranks) {
+            exchange.lend(normed, codes);
+        }
+        self.connect(&mut exchanges)?;
+        let mut copied = Vec::new();
+        for (half, quantises) in [(Half::FeedForward, false), (Half::Attention, true)] {
+            self.give(&mut exchanges, half, n)?;
+            for is_shared in [false, true] {
+                for ((gpu, exchange), rank) in self.gpus.iter().zip(&mut exchanges).zip(&mut ranks) {
+                    let ([expected, _], [all, own], [codes, _], weight) = rank;
+                    let norm = NormOf { weight: weight.as_view(), eps: EPS };
+                    if is_shared {
+                        let (residual, copies_residual) = (own.as_view_mut(), !quantises);
+                        let sum = SharesSum { residual, norm, quantises, copies_residual };
+                        gpu.kernels.reduce_shares(exchange, half, n_rows, sum)?;
+                        continue;
+                    }
+                    let residual = all.as_view_mut();
+                    let sum = match quantises {
+                        false => Sum::Normed { out: expected.as_view_mut(), residual, norm },
+                        true => Sum::Quantised { out: codes.rows_mut(n_rows, width), residual, norm },
+                    };
+                    gpu.kernels.reduce(exchange, half, n_rows, sum)?;
+                }
+                self.synchronize()?;
+            }
+            if !quantises {
+                copied = self.gpus[0].download(&ranks[0].1[0])?;
+            }
+        }
+        let n_own = n_rows.div_ceil(self.gpus.len()) * width;
+        let mut is_same = true;
+        for (rank, (gpu, exchange)) in self.gpus.iter().zip(&exchanges).enumerate() {
+            let ([expected, normed], [all, own], [codes, own_codes], _) = &ranks[rank];
+            is_same &= gpu.download(expected)? == gpu.download(normed)?;
+            is_same &= gpu.download(codes.values())? == gpu.download(own_codes.values())?;
+            is_same &= gpu.download(codes.scales())? == gpu.download(own_codes.scales())?;
+            let (all, own) = (gpu.download(all)?, gpu.download(own)?);
+            let (first, end) = ((rank * n_own).min(n), ((rank + 1) * n_own).min(n));
+            is_same &= own[first..end] == all[first..end];
+            is_same &= widened(&own[..first]) == residual[..first] && widened(&own[end..]) == residual[end..];
+            is_same &= gpu.download(exchange.partial(Half::FeedForward))?[..n] == copied;
+        }
+        let case = format!("{n_rows} x {width} of {} ranks", self.gpus.len());
+        Ok(Outcome { op: "reduce_shares", case, error: if is_same { 0.0 } else { f64::INFINITY }, limit: 0.0 })
     }
 
     /// Shares of rows of logits, the last one smaller.

@@ -18,7 +18,7 @@ pub use self::{
         SKINNY_INT4_ROWS_MAX, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, skinny_gemm, skinny_gemm_e4m3,
         skinny_gemm_int4,
     },
-    reduce::{Reduced, Way, gather_logits, meet_ranks, reduce},
+    reduce::{Reduced, Way, gather_logits, meet_ranks, reduce, reduce_shares, shares_rows},
     sampling::{mark_tokens, sample, sample_options, sampling_floor},
     unpack::{CodeLines, repack_int4, unpack_blocks, widen_int4},
 };

@@ -10,6 +10,16 @@ use crate::error::KernelError;
 /// Rows from which on ranks meet in a launch of their own.
 const MEETING_ROWS_MIN: usize = 256;
 
+/// Whether ranks share rows out, where they may, when norms leave in bf16 or in e4m3. Two meetings are paid for, and of two ranks each
+/// takes in as many rows of bf16 either way.
+pub fn shares_rows(n_rows: usize, n_ranks: usize, quantises: bool) -> bool {
+    match (n_ranks, quantises) {
+        (0..2, _) | (2, false) => false,
+        (2, true) => n_rows >= 1024,
+        _ => n_rows > MEETING_ROWS_MIN,
+    }
+}
+
 /// How the ranks' rows come together.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Way {
@@ -60,6 +70,16 @@ pub fn reduce(rows: Rows, way: Way, gives: Reduced) -> Result<LaunchConfig, Kern
     Ok(LaunchConfig { entry: if config.entry == Entry::AddRmsNormV1 { one } else { four }, ..config })
 }
 
+/// Norms of a rank's share of the rows, for all ranks, in bf16 or in e4m3.
+pub fn reduce_shares(own: Rows, quantises: bool) -> Result<LaunchConfig, KernelError> {
+    let config = rms_norm(own, Residual::Added)?;
+    let [one, four] = match quantises {
+        false => [Entry::ReduceNormSharesV1, Entry::ReduceNormSharesV4],
+        true => [Entry::ReduceNormE4m3SharesV1, Entry::ReduceNormE4m3SharesV4],
+    };
+    Ok(LaunchConfig { entry: if config.entry == Entry::AddRmsNormV1 { one } else { four }, ..config })
+}
+
 fn reduce_lines(rows: Rows, gives: Reduced) -> Result<LaunchConfig, KernelError> {
     vectors("reduce", rows)?;
     let [one, two, four] = match gives {
@@ -105,6 +125,12 @@ mod tests {
         let wide = reduce(Rows { n_rows: 1, width: 16384 }, Way::Pulled, Reduced::QuantisedNorm).unwrap();
         assert_eq!((wide.entry, wide.threads), (Entry::ReduceNormE4m3PulledV4, 512));
         assert_eq!(gather_logits(3).unwrap().grid, [24, 1, 1]);
+        let share =
+            |rows: usize| [(2, false), (2, true), (4, false), (8, true)].map(|(n, e4m3)| shares_rows(rows, n, e4m3));
+        assert_eq!([256, 257, 1024].map(share), [[false; 4], [false, false, true, true], [false, true, true, true]]);
+        let share = |width, quantises| reduce_shares(Rows { n_rows: 65, width }, quantises).unwrap();
+        assert_eq!((share(4096, false).entry, share(4096, false).grid), (Entry::ReduceNormSharesV1, [65, 1, 1]));
+        assert_eq!((share(16384, true).entry, share(16384, true).threads), (Entry::ReduceNormE4m3SharesV4, 512));
     }
 
     #[test]

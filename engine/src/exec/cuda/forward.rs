@@ -20,7 +20,7 @@ use stoker_kernels::{
         AddBias, AddRmsNorm, Embed, FeedTokens, GeluMul, NormChain, NormPart, QkNorm, RmsNorm, RopeKv, SiluMul, Softcap,
     },
     quantise::{QuantiseRows, QuantisedMut, QuantisedNorm, QuantisedRows, WidenInt4},
-    ranks::{Exchange, Half, NormOf, SampleShared, Sum},
+    ranks::{Exchange, Half, NormOf, SampleShared, SharesSum, Sum},
     sampling::{MarkTokens, Sample, SampleOptions, Selection, Turn},
     table::{ChipTable, Entry},
 };
@@ -99,8 +99,15 @@ impl Forward {
 
     /// Tells the ranks of a model where each other's memory is. Nothing was launched yet.
     pub(super) fn connect(ranks: &mut [&mut Self]) {
-        let exchanges = ranks.iter_mut().filter_map(|rank| rank.exchange.as_mut());
+        let exchanges = ranks.iter_mut().filter_map(|rank| rank.lending());
         Exchange::connect(&mut exchanges.collect::<Vec<_>>());
+    }
+
+    /// What it shares with the other ranks, with where they may leave norms.
+    fn lending(&mut self) -> Option<&mut Exchange> {
+        let exchange = self.exchange.as_mut()?;
+        exchange.lend(&self.buffers.stream.normed, &self.buffers.quantised);
+        Some(exchange)
     }
 
     /// The device it runs on.
@@ -259,6 +266,9 @@ impl Forward {
         if let Some(rows) = between.quantises {
             return self.quantised_norm(between, rows, m);
         }
+        if let Adds::RanksShares { half, copies_residual } = between.adds {
+            return self.norm_shares(between, (half, copies_residual), m);
+        }
         let Between { adds, next, .. } = between;
         let Self { kernels, weights, buffers: b, shape, exchange, .. } = self;
         let (width, eps, size) = (shape.hidden, shape.eps, m * shape.hidden);
@@ -279,7 +289,7 @@ impl Forward {
             (adds, next, weight) => {
                 let after = match adds {
                     Adds::NormedUpdate(norm) => Some(norm_weight(weights, norm).as_view()),
-                    Adds::Nothing | Adds::Update | Adds::Ranks(_) => None,
+                    Adds::Nothing | Adds::Update | Adds::Ranks(_) | Adds::RanksShares { .. } => None,
                 };
                 let norm = next.map(|next| (out, next));
                 if adds == Adds::Nothing {
@@ -294,6 +304,9 @@ impl Forward {
 
     /// The same where a quantised product is next.
     fn quantised_norm(&mut self, Between { adds, next, .. }: Between, rows: Rows, m: usize) -> Result<(), KernelError> {
+        if let Adds::RanksShares { half, copies_residual } = adds {
+            return self.norm_shares(Between { adds, next, quantises: Some(rows) }, (half, copies_residual), m);
+        }
         let Self { kernels, weights, buffers: b, shape, exchange, .. } = self;
         let (width, eps, size) = (shape.hidden, shape.eps, m * shape.hidden);
         let Stream { residual, update, .. } = &mut b.stream;
@@ -306,10 +319,24 @@ impl Forward {
             }
             Adds::Nothing => (None, residual.slice(..size)),
             Adds::Update => (Some(residual.slice_mut(..size)), update.slice(..size)),
-            Adds::NormedUpdate(_) => unreachable!("what is normed before it is added leaves as bf16"),
+            Adds::NormedUpdate(_) | Adds::RanksShares { .. } => unreachable!("these leave as bf16, or elsewhere"),
         };
         let out = quantised_mut(&mut b.quantised, rows, [m, width]);
         kernels.quantised_norm(QuantisedNorm { out, residual, x, weight, eps })
+    }
+
+    /// What all ranks gave, and the norm behind it, each rank of its share of the rows.
+    fn norm_shares(
+        &mut self,
+        Between { next, quantises, .. }: Between,
+        (half, copies_residual): (Half, bool),
+        m: usize,
+    ) -> Result<(), KernelError> {
+        let Self { kernels, weights, buffers: b, shape, exchange, .. } = self;
+        let weight = norm_weight(weights, next.expect("ranks share out what is normed")).as_view();
+        let (residual, norm) = (b.stream.residual.slice_mut(..m * shape.hidden), NormOf { weight, eps: shape.eps });
+        let quantises = quantises.is_some();
+        kernels.reduce_shares(shared(exchange), half, m, SharesSum { residual, norm, quantises, copies_residual })
     }
 
     /// What a product reads, to e4m3.
@@ -497,7 +524,8 @@ impl Forward {
     /// Drawn rows of the residual and of what attention gave come to the front.
     fn keep_drawn_rows(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
         let (n, m) = (step.shape.n_rows, step.shape.n_sampled);
-        let Self { kernels, buffers: b, shape, .. } = self;
+        let shares_rows = self.programs.body(n).shares_rows;
+        let Self { kernels, buffers: b, shape, exchange, .. } = self;
         let gather = |out: &mut CudaSlice<bf16>, table: &CudaSlice<bf16>, width: usize| {
             kernels.embed(Embed {
                 out: out.slice_mut(..m * width),
@@ -508,9 +536,10 @@ impl Forward {
             })
         };
         gather(&mut b.gathered, &b.attended, shape.attended_width())?;
-        gather(&mut b.stream.normed, &b.stream.residual, shape.hidden)?;
-        // Both hold nothing yet that outlives a step, and both have room for the largest.
-        std::mem::swap(&mut b.stream.residual, &mut b.stream.normed);
+        let residual = exchange.as_ref().filter(|_| shares_rows).map(|exchange| exchange.partial(Half::FeedForward));
+        gather(&mut b.stream.update, residual.unwrap_or(&b.stream.residual), shape.hidden)?;
+        // Both hold nothing yet that outlives a step, and both have room for the largest. (Norms stay where other ranks write them.)
+        std::mem::swap(&mut b.stream.residual, &mut b.stream.update);
         Ok(())
     }
 

@@ -139,6 +139,8 @@ pub(super) fn line(shape: &ModelShape, ops: &[Op], m: usize, ceilings: Ceilings)
 /// What it does, and how many values of each column of the residual stream it reads and writes.
 fn between_named(Between { adds, next, quantises }: Between) -> (&'static str, usize) {
     match (adds, next) {
+        (Adds::RanksShares { .. }, _) if quantises.is_some() => ("add shares, norm, quantise", 5),
+        (Adds::RanksShares { .. }, _) => ("add shares, norm", 5),
         (Adds::Ranks(_), _) if quantises.is_some() => ("add ranks, norm, quantise", 5),
         (Adds::Ranks(_), _) => ("add ranks, norm", 5),
         (Adds::Nothing, _) if quantises.is_some() => ("norm, quantise", 2),
@@ -156,6 +158,7 @@ fn norm_kernel(between: Between, weight: NormWeight) -> &'static str {
         (Between { adds: Adds::Nothing, next: Some(_), .. }, NormWeight::Factor) => "rms_norm",
         (Between { adds: Adds::Update, next: Some(_), .. }, NormWeight::Factor) => "add_rms_norm",
         (Between { adds: Adds::Ranks(_), .. }, _) => "reduce",
+        (Between { adds: Adds::RanksShares { .. }, .. }, _) => "reduce_shares",
         _ => "norm_chain",
     }
 }

@@ -113,6 +113,11 @@ pub(super) enum Adds {
     NormedUpdate(Norm),
     /// What all ranks gave in a half of the layer.
     Ranks(Half),
+    /// The same of rows that ranks share out: each has the residual of its own, and all have the norms.
+    RanksShares {
+        half: Half,
+        copies_residual: bool,
+    },
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -155,6 +160,7 @@ pub(super) enum Reads {
 /// The programs of all steps.
 #[derive(Debug)]
 pub(super) struct Programs {
+    max_sampled: usize,
     bodies: BTreeMap<usize, Arc<Body>>,
     /// Where every row is drawn, and where drawn rows are listed.
     tails: [BTreeMap<usize, Arc<[Op]>>; 2],
@@ -168,6 +174,8 @@ pub(super) struct Body {
     pub(super) near_end: usize,
     /// Where the last layer begins.
     last_layer: usize,
+    /// Ranks share its rows out: the residual of all of them lies where the last sum's terms had.
+    pub(super) shares_rows: bool,
 }
 
 /// What a GEMM has left of the residual stream for the norm behind it.
@@ -208,7 +216,8 @@ impl RowLimits {
 impl Programs {
     /// Resolves all of them.
     pub(super) fn new(shape: &ModelShape, chip: &Chip, limits: RowLimits) -> Self {
-        let mut programs = Self { bodies: BTreeMap::new(), tails: Default::default() };
+        let max_sampled = limits.max_sampled;
+        let mut programs = Self { max_sampled, bodies: BTreeMap::new(), tails: Default::default() };
         let (bodies, tails) = (limits.bodies(), buckets(limits.max_sampled));
         bodies.for_each(|m| programs.resolve_body(shape, chip, m));
         tails.for_each(|m| programs.resolve_tails(shape, chip, m));
@@ -222,7 +231,9 @@ impl Programs {
     }
 
     fn resolve_body(&mut self, shape: &ModelShape, chip: &Chip, m: usize) {
-        self.bodies.insert(m, Arc::new(Builder::new(shape, chip, m).body()));
+        // Where all rows may be drawn, all ranks have the residual of all.
+        let may_share = m > self.max_sampled && shape.shares_rows(m);
+        self.bodies.insert(m, Arc::new(Builder { may_share, ..Builder::new(shape, chip, m) }.body()));
     }
 
     fn resolve_tails(&mut self, shape: &ModelShape, chip: &Chip, m: usize) {
@@ -307,13 +318,15 @@ struct Builder<'a> {
     shape: &'a ModelShape,
     chip: &'a Chip,
     m: usize,
+    /// Ranks may share rows out.
+    may_share: bool,
     left: Left,
     ops: Vec<Op>,
 }
 
 impl<'a> Builder<'a> {
     fn new(shape: &'a ModelShape, chip: &'a Chip, m: usize) -> Self {
-        Self { shape, chip, m, left: Left::Residual, ops: Vec::new() }
+        Self { shape, chip, m, may_share: false, left: Left::Residual, ops: Vec::new() }
     }
 
     fn body(mut self) -> Body {
@@ -331,7 +344,9 @@ impl<'a> Builder<'a> {
         let n_near_end = self.shape.n_layers_near_the_end(self.m);
         let near_end = begins.get(n_layers - n_near_end).copied().unwrap_or(self.ops.len());
         let last_layer = *begins.last().expect("a model has a layer");
-        Body { ops: self.ops, near_end, last_layer }
+        let is_shared = |op: &Op| matches!(op, Op::Norm(Between { adds: Adds::RanksShares { .. }, .. }));
+        let shares_rows = self.ops.iter().any(is_shared);
+        Body { ops: self.ops, near_end, last_layer, shares_rows }
     }
 
     fn tail(mut self, sampled: Sampled) -> Vec<Op> {
@@ -428,6 +443,10 @@ impl<'a> Builder<'a> {
         let adds = match self.left {
             Left::Update { after: Some(norm) } => Adds::NormedUpdate(norm),
             Left::Update { after: None } => Adds::Update,
+            Left::Partial(half) if self.may_share => {
+                let layer = self.shape.n_layers() - 1;
+                Adds::RanksShares { half, copies_residual: next == Some(Norm::BeforeAttention { layer }) }
+            }
             Left::Partial(half) => Adds::Ranks(half),
             Left::Residual | Left::Weighted { .. } => Adds::Nothing,
         };

@@ -210,6 +210,11 @@ impl ModelShape {
         self.rank.of > 1
     }
 
+    /// Whether ranks share the rows of a step of `m` out, where they may.
+    pub(super) fn shares_rows(&self, m: usize) -> bool {
+        launch::shares_rows(m, self.rank.of, self.projections == WeightFormat::E4m3)
+    }
+
     /// Layers.
     pub(super) fn n_layers(&self) -> usize {
         self.layers.len()

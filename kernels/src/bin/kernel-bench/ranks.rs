@@ -4,11 +4,12 @@
 use anyhow::Result;
 use cudarc::driver::sys;
 use stoker_kernels::{
-    Device, KernelError,
+    CudaSlice, Device, KernelError, bf16,
     checks::Gpu,
     graph::Graph,
     launch::Push,
-    ranks::{Exchange, ExchangeSize, Half, NormOf, Sum},
+    quantise::QuantisedRows,
+    ranks::{Exchange, ExchangeSize, Half, NormOf, SharesSum, Sum},
 };
 
 use crate::{
@@ -39,34 +40,70 @@ pub(crate) fn run(report: &mut Report) -> Result<()> {
                 report.add(&name, "stoker", Work::Bytes((2 * n_rows * HIDDEN * (n_ranks - 1)) as f64), us);
             }
         }
+        for (n_rows, quantises) in [128, 256, 512, 1024, 2048, 8192].into_iter().flat_map(|n| [(n, false), (n, true)]) {
+            let e4m3 = if quantises { "_e4m3" } else { "" };
+            let name = format!("kernel_reduce_shares{e4m3}_m{n_rows}_ranks{n_ranks}");
+            if report.wants(&name) {
+                let us = time_shares(n_ranks, n_rows, quantises)?;
+                let value_bytes = if quantises { 3 } else { 4 };
+                let bytes = value_bytes * n_rows * HIDDEN * (n_ranks - 1) / n_ranks;
+                report.add(&name, "stoker", Work::Bytes(bytes as f64), us);
+            }
+        }
     }
     Ok(())
 }
 
 fn time(n_ranks: usize, n_rows: usize, push: Push) -> Result<Vec<f64>> {
+    time_sums((n_ranks, n_rows, push), |gpu, exchange, half, rows| {
+        let Rows { out, residual, weight, .. } = rows;
+        let norm = NormOf { weight: weight.as_view(), eps: EPS };
+        let sum = Sum::Normed { out: out.as_view_mut(), residual: residual.as_view_mut(), norm };
+        gpu.kernels.reduce(exchange, half, n_rows, sum)
+    })
+}
+
+fn time_shares(n_ranks: usize, n_rows: usize, quantises: bool) -> Result<Vec<f64>> {
+    time_sums((n_ranks, n_rows, Push::Lines), |gpu, exchange, half, rows| {
+        let Rows { residual, weight, .. } = rows;
+        let norm = NormOf { weight: weight.as_view(), eps: EPS };
+        let sum = SharesSum { residual: residual.as_view_mut(), norm, quantises, copies_residual: false };
+        gpu.kernels.reduce_shares(exchange, half, n_rows, sum)
+    })
+}
+
+/// What a rank sums into.
+struct Rows {
+    out: CudaSlice<bf16>,
+    residual: CudaSlice<bf16>,
+    weight: CudaSlice<bf16>,
+}
+
+fn time_sums(
+    (n_ranks, n_rows, push): (usize, usize, Push),
+    add: impl Fn(&Gpu, &mut Exchange, Half, &mut Rows) -> Result<(), KernelError>,
+) -> Result<Vec<f64>> {
     let (devices, _) = Device::open_group(&(0..n_ranks).collect::<Vec<_>>())?;
     let mut gpus = devices.iter().map(Gpu::new).collect::<Result<Vec<_>, _>>()?;
     let size = ExchangeSize { n_ranks, push, max_rows: n_rows, width: HIDDEN, max_logit_rows: 1, logit_share: 16 };
     let exchange = |(rank, device): (usize, &Device)| Exchange::new(device, size, rank);
     let mut exchanges = devices.iter().enumerate().map(exchange).collect::<Result<Vec<_>, _>>()?;
+    let (mut rows, mut lent) = (Vec::new(), Vec::new());
+    for (gpu, exchange) in gpus.iter_mut().zip(&mut exchanges) {
+        let codes = QuantisedRows::zeros(gpu.kernels.device(), n_rows * HIDDEN, n_rows)?;
+        let [out, residual] = [gpu.random(n_rows * HIDDEN)?, gpu.random(n_rows * HIDDEN)?];
+        exchange.lend(&out, &codes);
+        rows.push(Rows { out, residual, weight: gpu.random(HIDDEN)? });
+        lent.push(codes);
+    }
     devices.iter().try_for_each(Device::synchronize)?;
     Exchange::connect(&mut exchanges.iter_mut().collect::<Vec<_>>());
     let mut graphs = Vec::new();
-    let mut buffers = Vec::new();
-    for (gpu, exchange) in gpus.iter_mut().zip(&mut exchanges) {
-        let (mut out, mut residual, weight) =
-            (gpu.random(n_rows * HIDDEN)?, gpu.random(n_rows * HIDDEN)?, gpu.random(HIDDEN)?);
+    for ((gpu, exchange), rows) in gpus.iter().zip(&mut exchanges).zip(&mut rows) {
         let mut sums = || -> Result<(), KernelError> {
-            for idx in 0..N_SUMS {
-                let half = if idx % 2 == 0 { Half::Attention } else { Half::FeedForward };
-                let norm = NormOf { weight: weight.as_view(), eps: EPS };
-                let sum = Sum::Normed { out: out.as_view_mut(), residual: residual.as_view_mut(), norm };
-                gpu.kernels.reduce(exchange, half, n_rows, sum)?;
-            }
-            Ok(())
+            (0..N_SUMS).try_for_each(|idx| add(gpu, exchange, [Half::Attention, Half::FeedForward][idx % 2], rows))
         };
         graphs.push(gpu.kernels.device().capture(&mut sums)?);
-        buffers.push((out, residual, weight));
     }
     let mut samples = Vec::with_capacity(REPLAYS);
     for round in 0..WARM + REPLAYS {

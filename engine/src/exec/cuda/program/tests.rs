@@ -46,6 +46,8 @@ fn brief(ops: &[Op]) -> String {
                 Adds::Update => "add+",
                 Adds::NormedUpdate(_) => "norm+add+",
                 Adds::Ranks(_) => "reduce+add+",
+                Adds::RanksShares { copies_residual: false, .. } => "reduce-shares+add+",
+                Adds::RanksShares { copies_residual: true, .. } => "reduce-shares+add+copy+",
             };
             let next = if next.is_some() { "norm" } else { "." };
             let quantised = quantises.map_or("", |rows| match rows {
@@ -128,8 +130,17 @@ fn biases_are_added_to_what_a_gemm_gave_before_it_is_added_or_activated() {
 }
 
 fn shared(architecture: &str, changes: Value, quantization: Option<Quantization>) -> (Programs, ModelShape) {
+    shared_by(2, architecture, changes, quantization)
+}
+
+fn shared_by(
+    n_ranks: usize,
+    architecture: &str,
+    changes: Value,
+    quantization: Option<Quantization>,
+) -> (Programs, ModelShape) {
     let chip = Chip::of_table("NVIDIA H200", Numerics::Fastest).unwrap();
-    let shape = ModelShape::of(&spec(architecture, changes), Rank { idx: 1, of: 2 }).unwrap();
+    let shape = ModelShape::of(&spec(architecture, changes), Rank { idx: 1, of: n_ranks }).unwrap();
     let shape = match quantization {
         Some(quantization) => shape.quantised(quantization, chip.properties()).unwrap(),
         None => shape,
@@ -141,14 +152,12 @@ fn shared(architecture: &str, changes: Value, quantization: Option<Quantization>
 fn ranks_add_up_what_they_gave_where_it_is_added_to_the_residual() {
     let (llama, shape) = shared("LlamaForCausalLM", json!({}), None);
     assert_eq!((shape.heads.n_q, shape.heads.n_kv, shape.inner, shape.own_tokens()), (16, 4, 7168, 64128..128256));
-    for n in [1, 8, 64, 4096] {
+    for n in [1, 8, 64] {
         let layer = "O:Bf16 reduce+add+norm GateUp:Gated Down:Bf16 reduce+add+norm";
         let body = format!("embed norm Qkv:Bf16 rope attend {layer} Qkv:Bf16 rope");
         assert_eq!(brief(&llama.body(n).ops), body, "body of {n} rows");
-        if n <= 256 {
-            let tail = format!("attend {layer} Head:F32 draw");
-            assert_eq!(brief(&llama.tail(n, Sampled::Every)), tail, "tail of {n} rows");
-        }
+        let tail = format!("attend {layer} Head:F32 draw");
+        assert_eq!(brief(&llama.tail(n, Sampled::Every)), tail, "tail of {n} rows");
     }
     let widths = |matrix: Matrix| matrix.sizes(&shape);
     assert_eq!(widths(Matrix::Qkv), (3072, 4096));
@@ -156,6 +165,24 @@ fn ranks_add_up_what_they_gave_where_it_is_added_to_the_residual() {
     assert_eq!((widths(Matrix::GateUp), widths(Matrix::Head)), ((14336, 4096), (64128, 4096)));
     let (fp8, _) = shared("LlamaForCausalLM", json!({}), Some(Quantization::Fp8));
     assert!(brief(&fp8.body(64).ops).contains("O:Bf16 reduce+add+norm-quantised GateUp:Gated quantise-Activated"));
+}
+
+/// In front of the last layer, of which drawn rows alone are computed to the end, all ranks get the residual of all rows.
+#[test]
+fn ranks_share_rows_out_where_they_are_more_than_may_be_drawn() {
+    let layer = |end| format!("O:Bf16 reduce-shares+add+norm GateUp:Gated Down:Bf16 {end} Qkv:Bf16 rope");
+    let (inner, last) = (layer("reduce-shares+add+norm"), layer("reduce-shares+add+copy+norm"));
+    let (llama, _) = shared_by(4, "LlamaForCausalLM", json!({"num_hidden_layers": 3}), None);
+    let body = |n| (brief(&llama.body(n).ops), llama.body(n).shares_rows);
+    let expected = format!("embed norm Qkv:Bf16 rope attend {inner} attend {last}");
+    assert_eq!([body(1024), body(4096)], [(expected.clone(), true), (expected, true)]);
+    assert_eq!([body(256).1, body(257).1], [false, true]);
+    let (of_two, _) = shared("LlamaForCausalLM", json!({}), None);
+    assert!(!of_two.body(4096).shares_rows, "{}", brief(&of_two.body(4096).ops));
+    let (gemma, _) = shared_by(4, "Gemma2ForCausalLM", json!({"head_dim": 256, "num_attention_heads": 16}), None);
+    assert!(!gemma.body(4096).shares_rows, "{}", brief(&gemma.body(4096).ops));
+    let (fp8, _) = shared("LlamaForCausalLM", json!({}), Some(Quantization::Fp8));
+    assert!(brief(&fp8.body(4096).ops).contains("Down:Bf16 reduce-shares+add+copy+norm-quantised Qkv:Bf16"));
 }
 
 #[test]
