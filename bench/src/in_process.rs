@@ -134,13 +134,6 @@ pub struct InProcess {
     prefill_seconds: BTreeMap<u32, f64>,
 }
 
-impl Drop for InProcess {
-    fn drop(&mut self) {
-        // A thread that is inside a driver while its libraries go with the process may crash it.
-        self.engine.shutdown();
-    }
-}
-
 impl InProcess {
     /// Starts the engine; blocking.
     pub fn open(setup: &Setup) -> Result<Self> {

@@ -30,7 +30,8 @@ use crate::{
 /// Why a request ends when the thread that keeps the ledger is gone.
 const NO_OUTPUT: &str = "the engine's output thread is gone";
 
-/// A running engine. Cheap to clone; the engine stops when the last handle and the last stream are gone.
+/// A running engine. Cheap to clone; the engine stops when the last handle and the last stream are gone, and whoever drops the last of
+/// them waits for its thread: one that is inside a driver while its libraries go with the process may crash it.
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
     shared: Arc<Shared>,
@@ -49,6 +50,17 @@ pub(crate) struct Shared {
     pub(crate) next_id: AtomicU64,
     pub(crate) prefix_news: Mutex<Option<Receiver<PrefixNews>>>,
     pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Shared {
+    /// Asks the engine to stop, and waits until its thread is gone.
+    fn stop(&self) {
+        let _ = self.commands.send(Command::Shutdown);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Err(_)) = thread.map(JoinHandle::join) {
+            tracing::error!("the engine thread panicked before it was shut down");
+        }
+    }
 }
 
 /// The line of requests that wait for their first step, bounded.
@@ -142,11 +154,7 @@ impl EngineHandle {
 
     /// Stops the engine; open requests end with an error. Returns when the engine thread is gone.
     pub fn shutdown(&self) {
-        let _ = self.shared.commands.send(Command::Shutdown);
-        let thread = self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Err(_)) = thread.map(JoinHandle::join) {
-            tracing::error!("the engine thread panicked before it was shut down");
-        }
+        self.shared.stop();
     }
 
     /// Checks a request against the model and clamps its length to the context.
@@ -219,7 +227,7 @@ impl EngineHandle {
 impl Drop for Shared {
     fn drop(&mut self) {
         // The output thread holds a command sender too, so the engine would never see its inbox close by itself.
-        let _ = self.commands.send(Command::Shutdown);
+        self.stop();
     }
 }
 

@@ -1,12 +1,25 @@
 //! The engine around a scripted executor: streams, terminals, limits, aborts, failures.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use stoker_engine::{
-    EngineHandle, EngineLimits, FinishReason, RejectReason, Request, RequestEvent, RequestStream, SamplingParams,
-    StopParams,
-    exec::sim::{SimExecutor, SimScript},
+    Engine, EngineHandle, EngineLimits, FinishReason, LoadedModel, RejectReason, Request, RequestEvent, RequestStream,
+    SamplingParams, StopParams,
+    constraint::Masks,
+    exec::{
+        ExecError, Executor,
+        sim::{SimExecutor, SimScript},
+    },
+    sched::{Step, StepOutput},
 };
+
+use crate::common;
 
 fn start(script: SimScript, limits: EngineLimits) -> EngineHandle {
     SimExecutor::start(script, limits).expect("the simulated engine starts")
@@ -48,6 +61,49 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
     while !condition() {
         assert!(Instant::now() < deadline, "{what} within 10 s");
         std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// An executor that takes its time to go.
+struct Leaving {
+    executor: Box<dyn Executor>,
+    is_gone: Arc<AtomicBool>,
+}
+
+impl Executor for Leaving {
+    fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError> {
+        self.executor.launch(step)
+    }
+
+    fn constrain(&mut self, masks: Masks<'_>) -> Result<(), ExecError> {
+        self.executor.constrain(masks)
+    }
+
+    fn finish(&mut self) -> Result<StepOutput, ExecError> {
+        self.executor.finish()
+    }
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        std::thread::sleep(Duration::from_millis(50));
+        self.is_gone.store(true, Ordering::Release);
+    }
+}
+
+/// Also where a request is still open: its stream is the last that knows the engine.
+#[test]
+fn who_drops_the_last_handle_or_stream_of_an_engine_waits_until_it_is_gone() {
+    for has_stream in [false, true] {
+        let LoadedModel { executor, parts } = common::open(&common::ember()).unwrap();
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let leaving = Leaving { executor: Box::new(executor), is_gone: Arc::clone(&is_gone) };
+        let engine = Engine::start_with(Box::new(leaving), parts);
+        let stream = has_stream.then(|| engine.submit(common::greedy(vec![65; 20], 1000)).unwrap());
+        drop(engine);
+        assert!(!has_stream || !is_gone.load(Ordering::Acquire), "a stream keeps it");
+        drop(stream);
+        assert!(is_gone.load(Ordering::Acquire), "with a stream: {has_stream}");
     }
 }
 
