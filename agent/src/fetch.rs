@@ -62,7 +62,7 @@ pub struct FetchArgs {
     cache: PathBuf,
 
     /// Link that is to lead to the model's directory. If it leads to one already, or if the operator was told one that it was to lead
-    /// to, that commit is taken again.
+    /// to, that commit is taken again. Its directory is made if it is not there.
     #[arg(long, value_name = "PATH")]
     link: Option<PathBuf>,
 
@@ -145,6 +145,9 @@ fn commit(text: &str) -> Result<String, String> {
 pub fn run(args: &FetchArgs) -> anyhow::Result<u8> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
     let (progress, begun) = (Arc::new(Progress::default()), Instant::now());
+    if let Some(dir) = args.link.as_deref().and_then(Path::parent) {
+        fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+    }
     let suppliers = Arc::new(suppliers(args, begun)?);
     let fetched = runtime.block_on(async {
         tokio::spawn(end_on_sigterm());

@@ -144,7 +144,7 @@ pub struct ModelSpec {
     /// Where the weights are: `builtin://NAME` (inside the agent, for example builtin://ember), `hf://ORG/MODEL` (fetched
     /// from a hub before the agent starts; more precisely hf://ORG/MODEL/FILE.gguf and …@REVISION, a branch, tag or commit),
     /// `s3://BUCKET/PREFIX` (fetched from a bucket; or s3://BUCKET/PREFIX/FILE.gguf), `oci://REGISTRY/REPOSITORY:TAG` (fetched from a
-    /// registry; or …@sha256:DIGEST), `https://HOST/PATH` (fetched from a web server: a folder, a .gguf file or a tar; with
+    /// registry; or …@sha256:DIGEST; with #path=FOLDER the model is that folder of the image, which the cluster mounts if it can), `https://HOST/PATH` (fetched from a web server: a folder, a .gguf file or a tar; with
     /// #sha256=HASH held to that), `pvc://CLAIM/PATH` (on a PersistentVolumeClaim of the same namespace, mounted read-only) or
     /// `file:///PATH` (in the agent's image). A path is a directory with a Hugging Face model (config.json, tokenizer.json, *.safetensors) or with
     /// one .gguf file, or that file itself.
@@ -157,9 +157,12 @@ pub struct ModelSpec {
             "model.source: use s3://BUCKET/PREFIX, where PREFIX is a folder or a .gguf file of the bucket, for example s3://models/llama-3.1-8b"
         ),
         validation = Rule::new(
-            "!self.startsWith('oci://') || self.matches('^oci://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)+(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[a-f0-9]{64})?$')"
+            "!self.startsWith('oci://') || self.matches('^oci://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)+(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[a-f0-9]{64})?(#path=(/|/?[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*/?))?$')"
         ).message(
-            "model.source: use oci://REGISTRY/REPOSITORY:TAG or …@sha256:DIGEST, for example oci://registry.example/models/llama-3.1-8b:v1"
+            "model.source: use oci://REGISTRY/REPOSITORY:TAG or …@sha256:DIGEST, either with #path=FOLDER of the image, for example oci://registry.example/models/llama-3.1-8b:v1"
+        ),
+        validation = Rule::new("!self.startsWith('oci://') || !self.matches('#path=(/?[^/].{127}[^/]|.*[.]gguf/?$)')").message(
+            "model.source: #path= of an image is a folder, of at most 128 characters: name the folder that a .gguf file is in"
         ),
         validation = Rule::new(
             "!self.startsWith('https://') || self.matches('^https://[A-Za-z0-9][A-Za-z0-9.-]*(:[0-9]{1,5})?(/[^?#\\\\s]*)?([?][^#\\\\s]+)?(#sha256=[a-f0-9]{64})?$')"
@@ -199,7 +202,7 @@ pub struct ModelSpec {
     /// Secret with what a fetched model needs: a hub's token, a bucket's keys (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what else the
     /// variables of these names say), a registry's login (type kubernetes.io/dockerconfigjson), or a web server's token, or username and
     /// password (type kubernetes.io/basic-auth). Only the container that fetches
-    /// gets it. Default: nobody says who asks.
+    /// gets it, or a node that mounts an image. Default: nobody says who asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_secret: Option<TokenSecret>,
     /// Where a fetched model is kept. Default: as the operator was installed, else in the pod, which fetches again when it

@@ -264,6 +264,10 @@ pub struct ModelStatus {
     /// Their caches may have let it go since. New replicas prefer these nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
+    /// Whether the cluster mounts the image for new replicas, and if it does not, why they fetch it; of an image's folder
+    /// (oci://…#path=FOLDER).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delivery: Option<String>,
 }
 
 /// KV cache of the serving replicas together.

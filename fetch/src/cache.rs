@@ -44,14 +44,15 @@ pub struct Cache {
 /// What a model is called in the cache: a name for people, and the commit, which says the rest.
 pub fn key(source: &Source, commit: &str) -> String {
     let file = source.file().filter(|_| !matches!(source, Source::Web(_)));
-    let file = file.map(|file| format!("--{}", file.replace('/', "--"))).unwrap_or_default();
+    // Of an image's folder the same: another folder is another model.
+    let part = file.or(source.folder()).map(|part| format!("--{}", part.replace('/', "--"))).unwrap_or_default();
     let name = match source {
         Source::Hub(model) => model.id.replace('/', "--"),
         Source::Bucket(model) => format!("s3--{}", for_people(&format!("{}/{}", model.bucket, model.prefix))),
         Source::Image(image) => format!("oci--{}", for_people(&image.repository)),
         Source::Web(model) => format!("https--{}", for_people(model.url.path())),
     };
-    format!("{name}@{commit}{file}")
+    format!("{name}@{commit}{part}")
 }
 
 /// The last parts of a path that may be longer than a file's name, and have other characters.
@@ -360,9 +361,17 @@ mod tests {
         assert_eq!(name("s3://models/a/b@c/q8.gguf"), format!("s3--a--b_c@{COMMIT}--q8.gguf"));
         assert_eq!(name("s3://models"), format!("s3--models@{COMMIT}"));
         assert_eq!(name("oci://registry.example/team/m:v1"), format!("oci--team--m@{COMMIT}"));
+        assert_eq!(name("oci://registry.example/m#path=a/b"), format!("oci--m@{COMMIT}--a--b"));
         assert_eq!(name("https://files.example/a/b/q8.gguf?sig=x"), format!("https--b--q8.gguf@{COMMIT}"));
         assert!(name(&format!("s3://models/{}", "x".repeat(1000))).len() < 200);
-        for source in ["hf://a/b", "hf://a--x/b/q8.gguf", "s3://models/b@c", "oci://registry.example/m"] {
+        for source in [
+            "hf://a/b",
+            "hf://a--x/b/q8.gguf",
+            "s3://models/b@c",
+            "oci://registry.example/m",
+            "oci://r.example/m#path=/",
+            "oci://r.example/m#path=a",
+        ] {
             assert_eq!(commit_of(Path::new(&name(source))), Some(COMMIT));
         }
     }

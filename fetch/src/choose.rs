@@ -77,8 +77,19 @@ pub enum Unfit {
     )]
     WhichGguf(Vec<String>),
     /// Several folders that are models and no word on which.
-    #[error("there are several folders with a config.json, publish each model alone: {}", named(.0))]
+    #[error(
+        "there are several folders with a config.json, publish each model alone, or name one of an image (oci://…#path=FOLDER): {}",
+        named(.0)
+    )]
     WhichFolder(Vec<String>),
+    /// The folder that the source names holds nothing of a model.
+    #[error("its folder /{folder} is not there or holds no file of a model; folders that hold one: {}", named(.found))]
+    NoSuchFolder {
+        /// What was asked for.
+        folder: String,
+        /// What there is.
+        found: Vec<String>,
+    },
     /// No `config.json`.
     #[error("there is no config.json and no .gguf file: this is no model in transformers' layout")]
     NoConfig,
@@ -133,6 +144,18 @@ pub fn rooted(files: Vec<RemoteFile>) -> Result<Vec<RemoteFile>, Unfit> {
     };
     let inside = |file: RemoteFile| Some(RemoteFile { path: file.path.strip_prefix(&root)?.to_owned(), ..file });
     Ok(files.into_iter().filter_map(inside).collect())
+}
+
+/// Names as this folder has them, which is the model's; empty: the root.
+pub fn inside(files: Vec<RemoteFile>, folder: &str) -> Result<Vec<RemoteFile>, Unfit> {
+    let root = if folder.is_empty() { String::new() } else { format!("{folder}/") };
+    let name = |file: &RemoteFile| file.path.strip_prefix(&root).map(str::to_owned);
+    if !files.iter().filter_map(name).any(|name| !name.contains('/')) {
+        let of_file = |file: &RemoteFile| format!("/{}", file.path.rsplit_once('/').map_or("", |(folder, _)| folder));
+        let found: BTreeSet<String> = files.iter().map(of_file).collect();
+        return Err(Unfit::NoSuchFolder { folder: folder.to_owned(), found: found.into_iter().collect() });
+    }
+    Ok(files.into_iter().filter_map(|file| Some(RemoteFile { path: name(&file)?, ..file })).collect())
 }
 
 /// Picks what the model needs of all files that its source has.
@@ -326,6 +349,22 @@ mod tests {
         assert_eq!(files(&["config.json", "a/config.json"]).unwrap(), ["config.json", "a/config.json"]);
         assert_eq!(files(&["a/model.gguf", "my_config.json"]).unwrap(), ["a/model.gguf", "my_config.json"]);
         let two = files(&["chat/config.json", "draft/config.json", "chat/a/config.json"]).unwrap_err();
-        assert!(two.contains("publish each model alone: chat/, draft/"), "{two}");
+        assert!(two.contains("(oci://…#path=FOLDER): chat/, draft/"), "{two}");
+    }
+
+    #[test]
+    fn a_folder_that_is_named_is_the_model_and_must_hold_one() {
+        let named = |folder: &str, names: &[&str]| {
+            let inside = inside(listing(names), folder).map_err(|unfit| unfit.to_string())?;
+            Ok::<_, String>(inside.into_iter().map(|file| file.path).collect::<Vec<_>>())
+        };
+        let two = ["m/chat/config.json", "m/chat/1_Pooling/config.json", "m/draft/config.json", "m/chatty/config.json"];
+        assert_eq!(named("m/chat", &two).unwrap(), ["config.json", "1_Pooling/config.json"]);
+        assert_eq!(named("", &["config.json", "a/config.json"]).unwrap(), ["config.json", "a/config.json"]);
+        for (absent, names) in [("m", &two[..]), ("other", &two), ("", &two), ("m/chat/config.json", &two)] {
+            let refused = named(absent, names).unwrap_err();
+            assert!(refused.starts_with(&format!("its folder /{absent} is not there")), "{refused}");
+            assert!(refused.ends_with("/m/chat, /m/chat/1_Pooling, /m/chatty, /m/draft"), "{refused}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Instant};
 
 use crate::{
     cache::{self, Cache},
-    choose::{RemoteFile, Unfit, choose, rooted},
+    choose::{RemoteFile, Unfit, choose, inside, rooted},
     download::{Download, download},
     error::FetchError,
     lease,
@@ -179,9 +179,11 @@ impl Work<'_> {
     ) -> Result<Vec<RemoteFile>, FetchError> {
         let unfit =
             |unfit: Unfit| FetchError::Unfit { model: self.source.to_string(), commit: commit.to_owned(), unfit };
-        if self.source.is_packed() {
-            files = rooted(files).map_err(unfit)?;
-        }
+        files = match self.source.folder() {
+            Some(folder) => inside(files, folder).map_err(unfit)?,
+            None if self.source.is_packed() => rooted(files).map_err(unfit)?,
+            None => files,
+        };
         let choice = choose(&files, self.source.file()).map_err(unfit)?;
         let needed = match choice.index.clone() {
             None => choice.files,

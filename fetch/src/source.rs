@@ -78,6 +78,14 @@ impl Source {
         }
     }
 
+    /// The folder of an image that is the model, if the source says which.
+    pub(crate) fn folder(&self) -> Option<&str> {
+        match self {
+            Self::Image(image) => image.folder.as_deref(),
+            Self::Hub(_) | Self::Bucket(_) | Self::Web(_) => None,
+        }
+    }
+
     /// Whether the model may lie in folders of whoever packed it.
     pub(crate) fn is_packed(&self) -> bool {
         matches!(self, Self::Image(_) | Self::Web(WebModel { form: WebForm::Archive, .. }))

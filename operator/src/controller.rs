@@ -54,6 +54,7 @@ use crate::{
     events::{events_of, old_crd},
     fits,
     gateways::{Gateways, ServiceName},
+    image_volumes::{Ground, Release},
     intake,
     keys::{KeyStore, Keyring, renew},
     lease::Leadership,
@@ -135,6 +136,8 @@ struct Context {
     ledger: Ledger,
     findings: Findings,
     nodes: Watched<Node>,
+    /// The API server's.
+    release: Option<Release>,
     grants: Grants,
     board: Option<Board>,
     keyring: Keyring,
@@ -187,7 +190,7 @@ pub async fn run(
     let (given, given_changed) = Watched::watch(api(&client, scope), budgets::slim).await;
     let grants = Grants::of_budgets(given);
     let (deployments, writer) = reflector::store();
-    let clock = Clock::of(&client).await;
+    let (clock, release) = (Clock::of(&client).await, Release::of_server(&client).await);
     let watched = intake::readable(api(&client, scope), client.clone(), clock);
     let listed = Arc::new(Notify::new());
     let all_listed = Arc::clone(&listed);
@@ -299,6 +302,7 @@ pub async fn run(
         ledger,
         findings,
         nodes,
+        release,
         grants,
         board,
         keyring,
@@ -452,7 +456,13 @@ impl Context {
         let granted = self.grants.of(&observed.deployment);
         let asked = validate(&observed.deployment, &self.defaults)?;
         let asked = asked.limited_to(granted.as_ref().map(|granted| granted.grant.replicas));
-        let deployment = self.among_others(course::settle(asked, observed)).warm_on(&observed.standbys);
+        let settled = course::settle(asked, observed).delivered_on(&Ground {
+            rule: self.defaults.models.image_volumes,
+            server: self.release,
+            nodes: &self.nodes.seen(),
+            spec: &observed.deployment.spec,
+        });
+        let deployment = self.among_others(settled).warm_on(&observed.standbys);
         let identity = &deployment.identity;
         let front = self.gateways.as_ref().and_then(|gateways| gateways.front(&identity.uid));
         let pools = self.caches.pools.kept();

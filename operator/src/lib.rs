@@ -21,6 +21,7 @@ pub mod fence;
 pub mod fits;
 pub mod gateways;
 pub mod holders;
+pub mod image_volumes;
 pub mod intake;
 pub mod keys;
 pub mod lease;

@@ -16,6 +16,7 @@ use stoker_operator::{
     endpoints::Published,
     fence::Fence,
     gateways::ServiceName,
+    image_volumes::ImageVolumes,
     keys::{KeyStore, Keyring, KeysError},
     lease::{Elector, Leadership, LeaseOptions},
     metrics::Metrics,
@@ -80,6 +81,10 @@ struct Args {
     /// Bytes that such a directory may hold. Default: what its disk has.
     #[arg(long, value_name = "BYTES", requires = "model_cache")]
     model_cache_limit: Option<u64>,
+    /// Whether images that are models (oci://REGISTRY/REPOSITORY@sha256:DIGEST#path=FOLDER) are mounted by the cluster: auto, where its API
+    /// server and all nodes that pods may land on do that by their releases; always; never.
+    #[arg(long, value_enum, value_name = "RULE", default_value = "auto")]
+    image_volumes: ImageVolumes,
     /// Bytes a second that a replica gives, at most and to all together, of its model to replicas of its namespace that fetch the same one.
     /// 0: models come from their source alone.
     #[arg(long, value_name = "BYTES", default_value_t = 500_000_000)]
@@ -170,6 +175,7 @@ async fn main() -> anyhow::Result<()> {
             endpoint: args.hub_endpoint,
             node_cache: args.model_cache,
             node_cache_limit: args.model_cache_limit,
+            image_volumes: args.image_volumes,
             give_bytes_per_second: args.replica_weights_bytes_per_second,
         },
         otlp_endpoint: args.agent_otlp_endpoint,

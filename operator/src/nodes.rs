@@ -1,8 +1,8 @@
-//! The cluster's nodes, as far as it matters for where a model fits: labels, taints, what they have of each resource and whether they
-//! are closed.
+//! The cluster's nodes, as far as it matters for where a model fits: labels, taints, what they have of each resource, whether they
+//! are closed, and what runs pods there.
 
 use k8s_openapi::{
-    api::core::v1::{Node, NodeSpec, NodeStatus},
+    api::core::v1::{Node, NodeSpec, NodeStatus, NodeSystemInfo},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
@@ -13,7 +13,20 @@ pub fn slim(node: Node) -> Node {
     Node {
         metadata: ObjectMeta { name: metadata.name, labels: metadata.labels, ..ObjectMeta::default() },
         spec: Some(NodeSpec { taints: spec.taints, unschedulable: spec.unschedulable, ..NodeSpec::default() }),
-        status: Some(NodeStatus { allocatable: status.and_then(|status| status.allocatable), ..NodeStatus::default() }),
+        status: Some(NodeStatus {
+            node_info: status.as_ref().and_then(|status| status.node_info.as_ref()).map(versions),
+            allocatable: status.and_then(|status| status.allocatable),
+            ..NodeStatus::default()
+        }),
+    }
+}
+
+/// A kernel or a boot is no news.
+fn versions(info: &NodeSystemInfo) -> NodeSystemInfo {
+    NodeSystemInfo {
+        kubelet_version: info.kubelet_version.clone(),
+        container_runtime_version: info.container_runtime_version.clone(),
+        ..NodeSystemInfo::default()
     }
 }
 

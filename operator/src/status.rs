@@ -535,7 +535,9 @@ fn model(round: &Round<'_>) -> Option<ModelStatus> {
         .filter_map(|replica| replica.reading.report()?.model.as_ref())
         .filter(|said| is_commit(&said.commit))
         .collect();
-    let commit = round.deployment.commit.clone().or_else(|| said.first().map(|said| said.commit.clone()))?;
+    let told = || said.first().map(|said| said.commit.clone());
+    let of_image = || round.deployment.mounted().map(|image| image.digest.clone());
+    let commit = round.deployment.commit.clone().or_else(told).or_else(of_image)?;
     let bytes = said.iter().filter(|said| said.commit == commit).map(|said| said.bytes).find(|bytes| *bytes > 0);
     let before = round.deployment.nodes_with_model();
     let nodes = match round.deployment.kept_by_nodes() {
@@ -543,7 +545,8 @@ fn model(round: &Round<'_>) -> Option<ModelStatus> {
         None => Vec::new(),
     };
     let bytes = round.deployment.model_bytes().or(bytes).and_then(|bytes| i64::try_from(bytes).ok());
-    Some(ModelStatus { source: fetch.source.clone(), commit, bytes, nodes })
+    let delivery = round.deployment.delivery.as_ref().map(ToString::to_string);
+    Some(ModelStatus { source: fetch.source.clone(), commit, bytes, nodes, delivery })
 }
 
 /// Nodes that had the model before, and those where a replica serves it now at the end; of too many the first ones go.

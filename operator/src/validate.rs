@@ -28,6 +28,7 @@ use crate::{
     allow::Allowed,
     canary::Canary,
     course::Course,
+    image_volumes::{Delivery, ImageVolumes},
     peers::Peers,
     rollout::{Missing, ReplacingRule, Share},
 };
@@ -38,10 +39,12 @@ pub const MODEL_MOUNT: &str = "/models";
 pub const LINK_DIR: &str = "/run/stoker/model";
 /// That link: what the agent serves, whatever commit it leads to.
 pub const MODEL_LINK: &str = "/run/stoker/model/current";
+/// What stands in a source before the folder of an image.
+pub(crate) const IMAGE_FOLDER: &str = "#path=";
 /// Key of a hub's token in a Secret, where a deployment names none.
 const TOKEN_KEY: &str = "token";
 /// Key of a registry's login: what `kubectl create secret docker-registry` writes.
-const LOGIN_KEY: &str = ".dockerconfigjson";
+pub(crate) const LOGIN_KEY: &str = ".dockerconfigjson";
 /// What NVIDIA's device plugin calls a GPU.
 pub(crate) const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
@@ -82,6 +85,8 @@ pub struct ModelDefaults {
     pub node_cache_limit: Option<u64>,
     /// Bytes a second that a replica gives of its model to those that fetch it; 0: nothing.
     pub give_bytes_per_second: u64,
+    /// Whether the cluster mounts images that are models.
+    pub image_volumes: ImageVolumes,
 }
 
 /// A deployment that can be deployed: the only thing `desired` reads. Made by [`validate`] alone.
@@ -116,6 +121,8 @@ pub struct ValidatedDeployment {
     pub commit: Option<String>,
     /// What the status says of a model that was fetched.
     pub fetched: Option<ModelStatus>,
+    /// How the model comes, where the cluster could mount it. No part of the revision: a cluster that learns to mount images rolls nothing.
+    pub delivery: Option<Delivery>,
     /// Nodes whose own cache had it when another deployment's replica served there.
     pub nodes_of_others: Vec<String>,
     /// Nodes that have its model in memory for replicas to come.
@@ -390,6 +397,7 @@ pub fn validate(deployment: &InferenceDeployment, defaults: &Defaults) -> Result
         replica,
         commit: commit(deployment),
         fetched: deployment.status.as_ref().and_then(|status| status.model.clone()),
+        delivery: None,
         nodes_of_others: Vec::new(),
         warm_nodes: Vec::new(),
         peers,
@@ -427,6 +435,10 @@ impl ValidatedDeployment {
         let names_one = |source: &str| match source.split_once("://").unwrap_or_default().0 {
             // A bucket's names may have any sign, and never mean a commit.
             "s3" => false,
+            "oci" => {
+                let image = source.split_once(IMAGE_FOLDER).map_or(source, |(image, _)| image);
+                image.rsplit_once('@').is_some_and(|(_, digest)| commit(digest))
+            }
             "https" => source.rsplit_once("#sha256=").is_some_and(|(_, hash)| is_commit(hash)),
             _ => source.rsplit_once('@').is_some_and(|(_, revision)| commit(revision)),
         };
@@ -551,7 +563,8 @@ fn model_source(source: &str) -> Result<ResolvedSource, SpecError> {
     match (scheme, rest.split_once('/')) {
         ("builtin", None) if !rest.is_empty() => Ok(ResolvedSource::at(source)),
         ("file", Some(("", path))) if !path.is_empty() => Ok(ResolvedSource::at(rest)),
-        ("hf" | "oci", Some((org, model))) if !org.is_empty() && !model.is_empty() => Ok(fetched()),
+        ("hf", Some((org, model))) if !org.is_empty() && !model.is_empty() => Ok(fetched()),
+        ("oci", Some((registry, image))) if !registry.is_empty() && !image.is_empty() => Ok(of_image(image)),
         ("s3" | "https", Some((place, _))) if !place.is_empty() => Ok(fetched()),
         ("s3" | "https", None) if !rest.is_empty() => Ok(fetched()),
         ("pvc", Some((claim, path))) if !claim.is_empty() => Ok(claimed(claim, path)),
@@ -562,6 +575,13 @@ fn model_source(source: &str) -> Result<ResolvedSource, SpecError> {
 
 fn fetched() -> ResolvedSource {
     ResolvedSource { is_fetched: true, ..ResolvedSource::at(MODEL_LINK) }
+}
+
+/// Where its folder is below the link's place: of an image that is mounted there the folder is the model, and one that is fetched is linked there.
+fn of_image(image: &str) -> ResolvedSource {
+    let folder = image.split_once(IMAGE_FOLDER).map_or("", |(_, folder)| folder.trim_matches('/'));
+    let path = if folder.is_empty() { MODEL_LINK.to_owned() } else { format!("{MODEL_LINK}/{folder}") };
+    ResolvedSource { is_fetched: true, ..ResolvedSource::at(&path) }
 }
 
 fn claimed(claim: &str, path: &str) -> ResolvedSource {
@@ -750,6 +770,10 @@ mod tests {
             "https://files.example",
         ] {
             assert_eq!(resolved(fetched), (MODEL_LINK.into(), None), "{fetched}");
+        }
+        for (folder, path) in [("/", ""), ("models", "/models"), ("/models/chat/", "/models/chat")] {
+            let of_image = resolved(&format!("oci://registry.example/qwen3-8b:v1#path={folder}"));
+            assert_eq!(of_image, (format!("{MODEL_LINK}{path}"), None), "{folder}");
         }
     }
 

@@ -196,12 +196,14 @@ fn what_deployments_may_name_reaches_the_operator() {
         "models.cache.hostPath=/srv/models",
         "models.cache.limitBytes=500000000000",
         "models.replicas.bytesPerSecond=0",
+        "models.imageVolumes=never",
     ]);
     for argument in [
         "\"--hub-endpoint=https://hub.example\"",
         "\"--model-cache=/srv/models\"",
         "--model-cache-limit=500000000000",
         "--replica-weights-bytes-per-second=0",
+        "--image-volumes=never",
     ] {
         assert!(text.contains(&format!("            - {argument}\n")), "{argument}: {text}");
     }

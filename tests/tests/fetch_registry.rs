@@ -206,6 +206,41 @@ fn folders_and_images_of_other_kinds_are_models_too() {
 }
 
 #[test]
+fn a_folder_of_an_image_that_the_source_names_is_the_model_wherever_it_is() {
+    let bytes = [2 << 20, 1 << 20];
+    let Some(site) = Site::empty("a_folder_of_an_image_that_the_source_names_is_the_model_wherever_it_is") else {
+        return;
+    };
+    let below = |folder: &str| -> Vec<(String, Vec<u8>)> {
+        sharded(bytes).into_iter().map(|(name, content)| (format!("{folder}/{name}"), content)).collect()
+    };
+    let both = [below("opt/chat"), below("opt/draft")].concat();
+    let files: Vec<(&str, Vec<u8>)> = both.iter().map(|(name, content)| (&**name, content.clone())).collect();
+    let tar = tar_of(&files);
+    let layer = Layer { content: &tar, media_type: "application/vnd.oci.image.layer.v1.tar", annotations: &[] };
+    site.registry.push_layers("folders/two:v1", &[layer]).unwrap();
+    let links = tempfile::tempdir().unwrap();
+    let fetched = |folder: &str| {
+        let (source, link) =
+            (site.source(&format!("folders/two:v1#path={folder}")), links.path().join("current").join(folder));
+        let fetched = site.fetcher.fetch(&source, &["--link", link.to_str().unwrap()]);
+        fetched.map(|(dir, _)| (fs::read_link(&link).unwrap(), dir))
+    };
+    for folder in ["opt/chat", "opt/draft"] {
+        let (link, dir) = fetched(folder).unwrap();
+        assert_needed(&dir, bytes);
+        assert_eq!(link, dir, "folders of the link are made");
+    }
+    assert_ne!(fetched("opt/chat").unwrap().1, fetched("opt/draft").unwrap().1, "two models of one image");
+    has(
+        &fetched("models").unwrap_err(),
+        &["its folder /models is not there", "folders that hold one: /opt/chat, /opt/draft"],
+    );
+    // Who names none has those that are at the root or below /models.
+    has(&site.fetcher.fetch(&site.source("folders/two:v1"), &[]).unwrap_err(), &["no config.json"]);
+}
+
+#[test]
 fn a_killed_fetch_of_packed_layers_goes_on_where_it_was() {
     let bytes = [36 << 20, 1 << 20];
     let Some(site) = Site::empty("a_killed_fetch_of_packed_layers_goes_on_where_it_was") else { return };

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::{
-    sync::{LazyLock, Mutex, PoisonError},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -12,9 +12,12 @@ use axum::http::Request;
 use kube::Client;
 use serde_json::{Value, json};
 use stoker_cluster::{ControlPlane, ControlPlaneOptions, established};
+use stoker_crds::InferenceDeployment;
 use stoker_operator::{
     desired::desired,
+    image_volumes::{Ground, ImageVolumes, Release},
     validate::{Defaults, validate},
+    watched::Seen,
 };
 use stoker_tests::operator::client_of;
 use tokio::runtime::Runtime;
@@ -190,6 +193,9 @@ fn every_field_of_the_whole_object_is_accepted() {
         accepted(
             json!({"model": {"source": source, "tokenSecret": {"name": "pull", "key": ".dockerconfigjson"}, "cache": cache()}}),
         );
+        for folder in ["/", "models", "/models/llama-3.1_8b/", &format!("/{}/", "a".repeat(128))] {
+            accepted(json!({"model": {"source": format!("{source}#path={folder}")}}));
+        }
     }
 }
 
@@ -252,8 +258,16 @@ fn a_wrong_source_names_the_right_ones() {
         "r.example/m@sha256:12",
         "user@r.example/m",
         "r.example//m",
+        "r.example/m#path=",
+        "r.example/m#path=..",
+        "r.example/m#path=a//b",
+        "r.example/m#folder=a",
     ] {
         refused(source(&format!("oci://{wrong}")), &["model.source: use oci://REGISTRY/REPOSITORY:TAG"]);
+    }
+    refused(source("oci://r.example/m#path=a/../b"), &["'..' parts"]);
+    for wrong in ["m/q8.gguf".to_owned(), format!("/{}", "a".repeat(129))] {
+        refused(source(&format!("oci://r.example/m#path={wrong}")), &["#path= of an image is a folder"]);
     }
     let keyed = json!({"source": "s3://models/m", "tokenSecret": {"name": "s3", "key": "token"}});
     refused(json!({"model": keyed}), &["AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "remove key"]);
@@ -625,6 +639,41 @@ fn replica(pod: &Value) -> Value {
     pod["apiVersion"] = "v1".into();
     pod["kind"] = "Pod".into();
     pod
+}
+
+/// As where the cluster has image volumes.
+#[test]
+fn a_restricted_namespace_admits_a_pod_that_mounts_its_model_s_image() {
+    let create = |object: Value| kubectl(&["create", "-f", "-"], Some(object)).unwrap();
+    let enforced = json!({"pod-security.kubernetes.io/enforce": "restricted"});
+    create(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "mounts", "labels": enforced}}));
+    let (runtime, client) = &*CLIENT;
+    let server = runtime.block_on(Release::of_server(client));
+    let node = json!({"metadata": {"name": "a"}, "status": {"nodeInfo": {
+        "kubeletVersion": "v1.35.0", "containerRuntimeVersion": "containerd://2.1.4", "architecture": "", "bootID": "",
+        "kernelVersion": "", "kubeProxyVersion": "", "machineID": "", "operatingSystem": "", "osImage": "", "systemUUID": "",
+    }}});
+    let nodes = Seen::All(Arc::new(vec![serde_json::from_value(node).unwrap()]));
+    let digest = "0a".repeat(32);
+    let deployment = json!({
+        "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment",
+        "metadata": {"name": "chat", "namespace": "mounts", "uid": "uid-chat", "generation": 1},
+        "spec": {"model": {"source": format!("oci://registry.example:5000/team/chat:v1@sha256:{digest}#path=models"), "tokenSecret": {"name": "pull"}}},
+    });
+    let deployment: InferenceDeployment = serde_json::from_value(deployment).unwrap();
+    let defaults = Defaults { agent_image: "agent:1".into(), ..Defaults::default() };
+    let ground = Ground { rule: ImageVolumes::Auto, server, nodes: &nodes, spec: &deployment.spec };
+    let valid = validate(&deployment, &defaults).unwrap().delivered_on(&ground);
+    let mut pod = serde_json::to_value(desired(&valid, "").pod(0)).unwrap();
+    pod["apiVersion"] = "v1".into();
+    pod["kind"] = "Pod".into();
+    let admitted =
+        kubectl(&["create", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-"], Some(pod)).unwrap();
+    let stored: Value = serde_json::from_str(&admitted).unwrap();
+    let volumes = stored["spec"]["volumes"].as_array().unwrap();
+    let image = volumes.iter().find(|volume| volume["name"] == "model").map(|volume| volume["image"].clone());
+    let reference = format!("registry.example:5000/team/chat@sha256:{digest}");
+    assert_eq!(image, Some(json!({"reference": reference, "pullPolicy": "IfNotPresent"})), "{:?}", valid.delivery);
 }
 
 #[test]

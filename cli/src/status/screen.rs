@@ -92,8 +92,10 @@ fn model(spec: &InferenceDeploymentSpec) -> String {
 }
 
 fn fetched(model: &ModelStatus) -> String {
-    let ModelStatus { source: _, commit, bytes: _, nodes } = model;
-    if nodes.is_empty() { commit.clone() } else { format!("{commit}, kept by {}", nodes.join(", ")) }
+    let ModelStatus { source: _, commit, bytes: _, nodes, delivery } = model;
+    let kept = if nodes.is_empty() { String::new() } else { format!(", kept by {}", nodes.join(", ")) };
+    let how = delivery.as_ref().map_or_else(String::new, |how| format!("; new replicas have it {how}"));
+    format!("{commit}{kept}{how}")
 }
 
 fn replicas(status: &InferenceDeploymentStatus) -> String {

@@ -182,6 +182,8 @@ impl Registry {
             match self.meaning(layer)? {
                 Some(Meaning::File(name)) => files.push(self.file(name, layer)?),
                 Some(Meaning::Tar { packing, holds }) => {
+                    // Who says the folder of an image has it anywhere.
+                    let holds = if self.image.folder.is_some() { Holds::Anything } else { holds };
                     packed.push(Packed { file: self.file(layer.digest.clone(), layer)?, packing, holds });
                 }
                 None => {}

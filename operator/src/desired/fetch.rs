@@ -13,7 +13,7 @@ use super::{
     additions,
     pod::{container_security, own_mounts, pod_uid, read_only_mount, resources_without_gpus, told_by_operator},
 };
-use crate::validate::{CacheVolume, FetchSecret, LINK_DIR, MODEL_LINK, MODEL_MOUNT, ModelFetch, ReplicaInputs};
+use crate::validate::{CacheVolume, FetchSecret, LINK_DIR, MODEL_MOUNT, ModelFetch, ReplicaInputs};
 
 /// Name of the container that fetches.
 pub const FETCH_CONTAINER: &str = "fetch";
@@ -33,7 +33,7 @@ pub(super) fn container(inputs: &ReplicaInputs, fetch: &ModelFetch, commit: Opti
         name: FETCH_CONTAINER.to_owned(),
         image: Some(inputs.image.clone()),
         image_pull_policy: inputs.image_pull_policy.clone(),
-        args: Some(args(fetch, commit).into_iter().chain(link()).chain(told_by_operator()).collect()),
+        args: Some(args(fetch, commit).into_iter().chain(link(inputs)).chain(told_by_operator()).collect()),
         env: Some(inputs.env.iter().map(additions::env).chain(secret(fetch)).chain([pod_uid()]).collect()),
         resources: resources_without_gpus(inputs),
         volume_mounts: Some(mounts().into_iter().map(writable).chain(own_mounts()).chain(added).collect()),
@@ -107,8 +107,9 @@ fn args(fetch: &ModelFetch, commit: Option<&str>) -> Vec<String> {
     command.chain(flags.into_iter().flatten().flatten()).collect()
 }
 
-fn link() -> [String; 2] {
-    ["--link", MODEL_LINK].map(str::to_owned)
+/// What the agent serves.
+fn link(inputs: &ReplicaInputs) -> [String; 2] {
+    ["--link".to_owned(), inputs.model_source.clone()]
 }
 
 /// Variables that the fetcher reads.

@@ -6,9 +6,9 @@
 use k8s_openapi::{
     api::core::v1::{
         Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EnvVar, EnvVarSource, HTTPGetAction,
-        LocalObjectReference, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, Pod, PodSecurityContext, PodSpec,
-        Probe, ResourceRequirements, SELinuxOptions, SeccompProfile, SecurityContext, Toleration,
-        TopologySpreadConstraint, Volume, VolumeMount,
+        ImageVolumeSource, LocalObjectReference, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, Pod,
+        PodSecurityContext, PodSpec, Probe, ResourceRequirements, SELinuxOptions, SeccompProfile, SecurityContext,
+        Toleration, TopologySpreadConstraint, Volume, VolumeMount,
     },
     apimachinery::pkg::{
         apis::meta::v1::{LabelSelector, ObjectMeta},
@@ -23,10 +23,15 @@ use stoker_crds::{
 };
 
 use super::{additions, config_map_name, fetch, keys_name, labels, owner, preference};
-use crate::validate::{MODEL_MOUNT, ReplicaInputs, ValidatedDeployment};
+use crate::{
+    image_volumes::MountedImage,
+    validate::{MODEL_LINK, MODEL_MOUNT, ModelFetch, ReplicaInputs, ValidatedDeployment},
+};
 
 /// Name of the agent's container.
 pub const AGENT_CONTAINER: &str = "agent";
+/// Volume of a model that is not fetched.
+const MODEL_VOLUME: &str = "model";
 /// Seconds a pod may take to exit after its streams ended.
 const EXIT_SECONDS: i64 = 10;
 /// Seconds after which a pod on an unreachable node is given up and replaced.
@@ -61,7 +66,7 @@ pub(super) fn template(deployment: &ValidatedDeployment, revision: &str) -> Pod 
             affinity: preference::affinity(deployment),
             ..pod_spec(
                 inputs,
-                deployment.commit.as_deref(),
+                &Model::of(deployment),
                 [config_map_name(&identity.name, revision), keys_name(&identity.name)],
             )
         }),
@@ -69,16 +74,89 @@ pub(super) fn template(deployment: &ValidatedDeployment, revision: &str) -> Pod 
     }
 }
 
-fn pod_spec(inputs: &ReplicaInputs, commit: Option<&str>, config_maps: [String; 2]) -> PodSpec {
+/// How the model gets into the pod.
+enum Model<'a> {
+    /// It is in the agent or its image.
+    Inside,
+    /// On a claim.
+    Claimed(&'a str),
+    /// It is fetched, of this commit if one is written down.
+    Fetched(&'a ModelFetch, Option<&'a str>),
+    /// Its image is a volume.
+    Mounted(&'a MountedImage),
+}
+
+impl<'a> Model<'a> {
+    fn of(deployment: &'a ValidatedDeployment) -> Self {
+        let inputs = &deployment.replica;
+        match (deployment.mounted(), &inputs.fetch, &inputs.model_claim) {
+            (Some(image), ..) => Self::Mounted(image),
+            (None, Some(fetch), _) => Self::Fetched(fetch, deployment.commit.as_deref()),
+            (None, None, Some(claim)) => Self::Claimed(claim),
+            (None, None, None) => Self::Inside,
+        }
+    }
+
+    fn init_containers(&self, inputs: &ReplicaInputs) -> Option<Vec<Container>> {
+        match self {
+            Self::Fetched(fetch, commit) => Some(vec![fetch::container(inputs, fetch, *commit)]),
+            Self::Inside | Self::Claimed(_) | Self::Mounted(_) => None,
+        }
+    }
+
+    fn volumes(&self) -> Vec<Volume> {
+        match self {
+            Self::Inside => Vec::new(),
+            Self::Claimed(claim) => vec![claimed(claim)],
+            Self::Fetched(fetch, _) => fetch::volumes(fetch).into(),
+            Self::Mounted(image) => vec![of_image(image)],
+        }
+    }
+
+    fn mounts(&self) -> Vec<VolumeMount> {
+        match self {
+            Self::Inside => Vec::new(),
+            Self::Claimed(_) => vec![read_only_mount(MODEL_VOLUME, MODEL_MOUNT)],
+            Self::Fetched(..) => fetch::mounts().into(),
+            Self::Mounted(_) => vec![read_only_mount(MODEL_VOLUME, MODEL_LINK)],
+        }
+    }
+
+    /// Secrets that kubelets pull with, beside those that the deployment names.
+    fn pull_secret(&self) -> Option<&LocalObjectReference> {
+        match self {
+            Self::Mounted(image) => image.pull_secret.as_ref(),
+            Self::Inside | Self::Claimed(_) | Self::Fetched(..) => None,
+        }
+    }
+}
+
+fn claimed(claim: &str) -> Volume {
+    let claim = PersistentVolumeClaimVolumeSource { claim_name: claim.to_owned(), read_only: Some(true) };
+    Volume { name: MODEL_VOLUME.to_owned(), persistent_volume_claim: Some(claim), ..Volume::default() }
+}
+
+/// What a digest names does not change: a node that has it asks nobody.
+fn of_image(image: &MountedImage) -> Volume {
+    let reference = Some(image.reference.clone());
+    let image = ImageVolumeSource { reference, pull_policy: Some("IfNotPresent".to_owned()) };
+    Volume { name: MODEL_VOLUME.to_owned(), image: Some(image), ..Volume::default() }
+}
+
+fn pod_spec(inputs: &ReplicaInputs, model: &Model<'_>, config_maps: [String; 2]) -> PodSpec {
+    let around = surroundings(inputs);
+    let mut pull_secrets = around.image_pull_secrets.unwrap_or_default();
+    pull_secrets.extend(model.pull_secret().filter(|secret| !pull_secrets.contains(secret)).cloned());
     PodSpec {
-        init_containers: inputs.fetch.as_ref().map(|fetch| vec![fetch::container(inputs, fetch, commit)]),
-        containers: vec![container(inputs)],
-        volumes: Some(volumes(inputs, config_maps)),
+        init_containers: model.init_containers(inputs),
+        containers: vec![container(inputs, model)],
+        volumes: Some(volumes(inputs, model, config_maps)),
+        image_pull_secrets: some_unless_empty(pull_secrets),
         node_selector: Some(inputs.node_selector.clone()).filter(|selector| !selector.is_empty()),
         priority_class_name: inputs.priority_class_name.clone(),
         scheduler_name: inputs.scheduler_name.clone(),
         termination_grace_period_seconds: Some(grace_period_seconds(&inputs.drain)),
-        ..surroundings(inputs)
+        ..around
     }
 }
 
@@ -96,7 +174,7 @@ pub(super) fn surroundings(inputs: &ReplicaInputs) -> PodSpec {
     }
 }
 
-fn container(inputs: &ReplicaInputs) -> Container {
+fn container(inputs: &ReplicaInputs, model: &Model<'_>) -> Container {
     Container {
         name: AGENT_CONTAINER.to_owned(),
         image: Some(inputs.image.clone()),
@@ -109,7 +187,7 @@ fn container(inputs: &ReplicaInputs) -> Container {
             port(WEIGHTS_PORT_NAME, WEIGHTS_PORT),
         ]),
         resources: resource_requirements(inputs),
-        volume_mounts: Some(volume_mounts(inputs)),
+        volume_mounts: Some(volume_mounts(inputs, model)),
         startup_probe: Some(probe("/healthz", Pace { period: 1, timeout: 2, failures: LISTEN_SECONDS })),
         readiness_probe: Some(probe("/readyz", Pace { period: 1, timeout: 2, failures: 2 })),
         liveness_probe: Some(probe("/healthz", Pace { period: 10, timeout: 5, failures: 3 })),
@@ -178,31 +256,20 @@ pub(super) fn resources_without_gpus(inputs: &ReplicaInputs) -> Option<ResourceR
 
 /// The ranks that share a model are threads of one process that write into each other's GPU memory by its address
 /// (`kernels/src/ranks.rs`), so a replica on several GPUs needs no larger `/dev/shm`.
-fn volumes(inputs: &ReplicaInputs, [config, keys]: [String; 2]) -> Vec<Volume> {
+fn volumes(inputs: &ReplicaInputs, model: &Model<'_>, [config, keys]: [String; 2]) -> Vec<Volume> {
     let of_config_map = |volume: &str, name: String| Volume {
         name: volume.to_owned(),
         config_map: Some(ConfigMapVolumeSource { name, ..ConfigMapVolumeSource::default() }),
         ..Volume::default()
     };
-    let model = inputs.model_claim.as_ref().map(|claim| Volume {
-        name: "model".to_owned(),
-        persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
-            claim_name: claim.clone(),
-            read_only: Some(true),
-        }),
-        ..Volume::default()
-    });
     let added = inputs.volumes.iter().enumerate().map(|(place, volume)| additions::volume(place, volume));
-    let fetched = inputs.fetch.iter().flat_map(fetch::volumes);
     let own = [of_config_map("config", config), of_config_map("keys", keys)];
-    own.into_iter().chain(model).chain(fetched).chain(added).collect()
+    own.into_iter().chain(model.volumes()).chain(added).collect()
 }
 
-fn volume_mounts(inputs: &ReplicaInputs) -> Vec<VolumeMount> {
-    let model = inputs.model_claim.as_ref().map(|_| read_only_mount("model", MODEL_MOUNT));
+fn volume_mounts(inputs: &ReplicaInputs, model: &Model<'_>) -> Vec<VolumeMount> {
     let added = inputs.volumes.iter().enumerate().map(|(place, volume)| additions::volume_mount(place, volume));
-    let fetched = inputs.fetch.iter().flat_map(|_| fetch::mounts());
-    own_mounts().into_iter().chain(model).chain(fetched).chain(added).collect()
+    own_mounts().into_iter().chain(model.mounts()).chain(added).collect()
 }
 
 /// The configuration and the operator's keys.

@@ -20,9 +20,10 @@ const WEIGHT: i32 = 50;
 const WARM_WEIGHT: i32 = 75;
 
 impl ValidatedDeployment {
-    /// The model, if it is kept by nodes, which share it among deployments.
+    /// The model, if it is kept by nodes in our own cache, which shares it among deployments.
     pub fn kept_by_nodes(&self) -> Option<&ModelFetch> {
-        self.replica.fetch.as_ref().filter(|fetch| matches!(fetch.cache, CacheVolume::Node(_)))
+        let kept = |fetch: &&ModelFetch| matches!(fetch.cache, CacheVolume::Node(_)) && self.mounted().is_none();
+        self.replica.fetch.as_ref().filter(kept)
     }
 
     /// The same, knowing what the status of others says of their models. Until a commit is known the same source is a good guess.
