@@ -92,6 +92,8 @@ pub const REASON_ADVISORY: &str = "Advisory";
 pub const REASON_AT_MAX: &str = "AtMax";
 /// `Scaling`: `scaling.toZero` is refused, because no gateway leads the deployment's Service.
 pub const REASON_NO_GATEWAY: &str = "NoGateway";
+/// `Scaling`: an idle deployment keeps a replica, because the next request would wait for longer than `scaling.toZero` allows.
+pub const REASON_SLOW_WAKE: &str = "SlowWake";
 /// `Scaling`: too few fresh readings to move at all.
 pub const REASON_BLIND: &str = "TooFewFresh";
 /// `Fits`: on every node that its pods may land on.

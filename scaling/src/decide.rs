@@ -398,7 +398,8 @@ fn veto_zero(rule: ToZero, signals: &Signals) -> Option<Bound> {
         Holders::Silent(_) => return Some(Bound::GatewaySilent),
         Holders::All => {}
     }
-    if signals.next_start_seconds() > f64::from(rule.max_wake_seconds) {
+    // A start of a kind that was never seen stands in nobody's way: while a replica stays up there is none to learn from, and it would stay for good.
+    if signals.next_start_seconds().is_some_and(|seconds| seconds > f64::from(rule.max_wake_seconds)) {
         return Some(Bound::SlowWake);
     }
     if signals.idle_seconds < f64::from(rule.after_seconds) {

@@ -231,8 +231,14 @@ fn zero(record: &DecisionRecord) -> Option<String> {
         return Some(format!("woken {ago:.0} s ago, {held}; a start takes {}", either_start(signals)));
     }
     let words = || {
-        let start = signals.next_start_seconds();
-        format!("scaled to zero, {held}; the next one brings a replica, which takes {start:.0} s to start")
+        let start = match signals.next_start_seconds() {
+            Some(seconds) => format!("takes {seconds:.0} s to start"),
+            None => format!(
+                "starts where the model is in memory, which nobody saw yet; elsewhere it takes {:.0} s",
+                signals.start_seconds
+            ),
+        };
+        format!("scaled to zero, {held}; the next one brings a replica, which {start}")
     };
     (decision.desired == 0 && signals.coverage.serving == 0).then(words)
 }
@@ -293,8 +299,8 @@ fn bound(record: &DecisionRecord) -> String {
         Bound::Slowest => "one replica less would not do it if the slowest stays",
         Bound::NotIdleYet => "idle, but not yet for toZero.afterSeconds",
         Bound::SlowWake => {
-            let (start, most) =
-                (record.signals.next_start_seconds(), record.spec.to_zero.unwrap_or_default().max_wake_seconds);
+            let start = record.signals.next_start_seconds().unwrap_or(record.signals.start_seconds);
+            let most = record.spec.to_zero.unwrap_or_default().max_wake_seconds;
             return format!("toZero.maxWakeSeconds: coming back takes {start:.0} s, {most} s are allowed");
         }
         Bound::NoGateway => {

@@ -225,9 +225,12 @@ impl Signals {
         Some(Self { start_seconds, ..self.clone() })
     }
 
-    /// How long the next replica takes to start.
-    pub(crate) fn next_start_seconds(&self) -> f64 {
-        self.standby.and_then(Standby::next_start_seconds).unwrap_or(self.start_seconds)
+    /// How long the next replica takes to start, as it was seen; `None` where a node stands by for it and no start on such a node was seen.
+    pub fn next_start_seconds(&self) -> Option<f64> {
+        match self.standby {
+            Some(Standby { nodes: 1.., start_seconds }) => start_seconds,
+            Some(Standby { nodes: 0, .. }) | None => Some(self.start_seconds),
+        }
     }
 }
 

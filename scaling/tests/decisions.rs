@@ -543,7 +543,9 @@ fn the_time_to_come_back_is_that_of_the_first_to_start() {
     for (standby, expected) in [
         (None, (1, Bound::SlowWake)),
         (stand_by(0, Some(5.0)), (1, Bound::SlowWake)),
-        (stand_by(1, None), (1, Bound::SlowWake)),
+        // Nobody saw one, and who never goes never sees one.
+        (stand_by(1, None), (0, Bound::Nothing)),
+        (stand_by(0, None), (1, Bound::SlowWake)),
         (stand_by(1, Some(61.0)), (1, Bound::SlowWake)),
         (stand_by(1, Some(5.0)), (0, Bound::Nothing)),
     ] {

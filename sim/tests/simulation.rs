@@ -48,6 +48,42 @@ fn between_two_crowds_that_lie_far_apart_nothing_runs_and_the_first_of_the_secon
     assert!((1..=60).contains(&late), "{late} more are late: those who came while the first replica started");
 }
 
+/// Three crowds, an hour and more apart, and replicas that take five minutes to start cold. The numbers of replicas to which it went down
+/// in each of the gaps, once who waited for a start was served.
+fn least_between_crowds(standby: u32, warm_start_seconds: f64) -> [u32; 2] {
+    let crowd = |begun: f64| (0..60).map(move |idx| begun + f64::from(idx));
+    let request = |arrived| Request {
+        arrived,
+        prompt_tokens: 500,
+        cached_tokens: 0,
+        completion_tokens: 100,
+        hash_ids: HashIds::default(),
+    };
+    let named = named_world("step", 1).expect("a named trace");
+    let requests: Vec<_> = [0.0, 6000.0, 12_000.0].into_iter().flat_map(crowd).map(request).collect();
+    let trace = Trace { name: "three crowds".to_owned(), seconds: 12_100.0, requests };
+    let replica =
+        ReplicaModel { start_seconds: 300.0, warm_start_seconds: Some(warm_start_seconds), ..named.replica.clone() };
+    let world = World { trace, replica, standby, initial: 1, ..named };
+    let to_zero = Some(ToZero { after_seconds: 120, max_wake_seconds: 40 });
+    let spec = ScalingSpec { to_zero, standby, ..ScalingSpec::between(1, 4) };
+    let setting = Setting { min: 1, max: 4, seed: 1, promise: Promise::default() };
+    let (outcomes, records) = run_ours(&world, &spec, &setting);
+    assert!(records.iter().all(|record| record.replay() == Replay::Identical));
+    assert_eq!(outcomes.requests, 180, "every request is answered");
+    [(600.0, 6000.0), (6600.0, 12_000.0)].map(|(from, to)| {
+        let within = outcomes.samples.iter().filter(|sample| (from..to).contains(&sample.at));
+        within.map(|sample| sample.desired).min().expect("it was looked at")
+    })
+}
+
+#[test]
+fn a_start_that_was_never_seen_is_tried_once_and_what_it_took_decides_from_then_on() {
+    assert_eq!(least_between_crowds(1, 5.0), [0, 0], "a node stands by, and starts there are quick");
+    assert_eq!(least_between_crowds(1, 100.0), [0, 1], "they are not, which the first one shows");
+    assert_eq!(least_between_crowds(0, 5.0), [1, 1], "starts are cold, and taken to be too long");
+}
+
 #[test]
 fn the_first_replicas_of_a_step_start_warm_as_many_as_nodes_stand_by_and_what_they_took_is_learned() {
     let setting = Setting { min: 1, max: 12, seed: 1, promise: Promise::default() };

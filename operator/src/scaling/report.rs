@@ -162,17 +162,29 @@ pub fn scaling_verdict(status: &ScalingStatus, spec: &ScalingSpec, latest: Optio
                 status.desired
             ),
         ),
-        ScalingMode::Native => native(status, spec.max),
+        ScalingMode::Native => native(status, spec, latest),
     }
+}
+
+/// In full seconds, which change with a start and not with every tick.
+fn slow_wake(status: &ScalingStatus, spec: &ScalingSpec, latest: Option<&DecisionRecord>) -> String {
+    let seen = latest.and_then(|record| record.signals.next_start_seconds());
+    let takes = seen.map_or_else(|| "longer".to_owned(), |seconds| format!("{seconds:.0} s"));
+    let most = spec.to_zero.unwrap_or_default().max_wake_seconds;
+    format!(
+        "{}; idle, but a replica takes {takes} to come back and scaling.toZero.maxWakeSeconds is {most}: raise it, and gateway.holdSeconds of the          chart with it, or have nodes keep the model in memory (scaling.standby)",
+        words(status)
+    )
 }
 
 fn refuses_zero(spec: &ScalingSpec, latest: Option<&DecisionRecord>) -> bool {
     spec.to_zero.is_some() && latest.is_some_and(|record| record.signals.holders == Holders::Nobody)
 }
 
-fn native(status: &ScalingStatus, max: u32) -> Verdict {
-    let bound = status.last.as_ref().map_or("", |last| last.bound.as_str());
+fn native(status: &ScalingStatus, spec: &ScalingSpec, latest: Option<&DecisionRecord>) -> Verdict {
+    let (max, bound) = (spec.max, status.last.as_ref().map_or("", |last| last.bound.as_str()));
     match bound {
+        "slowWake" => Verdict::new(true, conditions::REASON_SLOW_WAKE, slow_wake(status, spec, latest)),
         "max" => Verdict::new(
             true,
             conditions::REASON_AT_MAX,

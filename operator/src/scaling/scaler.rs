@@ -386,6 +386,22 @@ mod tests {
     }
 
     #[test]
+    fn an_idle_replica_that_would_be_too_long_in_coming_back_stays_and_the_condition_has_the_numbers() {
+        let mut world = World::new(1);
+        world.spec.to_zero = Some(ToZero { after_seconds: 10, max_wake_seconds: 4 });
+        world.held = Held::by_all(0);
+        let mut scaler = world.scaler();
+        let latest = (0..100).map(|_| world.latest(&mut scaler)).last().unwrap();
+        assert_eq!(world.desired(), 1);
+        let section = world.status.scaling.as_ref().unwrap();
+        let Verdict { value, trouble } = scaling_verdict(section, &world.spec, Some(&latest.record));
+        assert_eq!((value, trouble.reason.as_str()), (true, "SlowWake"));
+        for words in ["takes 5 s to come back", "maxWakeSeconds is 4", "gateway.holdSeconds", "scaling.standby"] {
+            assert!(trouble.message.contains(words), "{}", trouble.message);
+        }
+    }
+
+    #[test]
     fn a_silent_replica_shows_within_three_ticks_and_nothing_goes_down() {
         let mut world = World::new(3);
         let mut scaler = world.scaler();
