@@ -172,7 +172,7 @@ fn slow_wake(status: &ScalingStatus, spec: &ScalingSpec, latest: Option<&Decisio
     let takes = seen.map_or_else(|| "longer".to_owned(), |seconds| format!("{seconds:.0} s"));
     let most = spec.to_zero.unwrap_or_default().max_wake_seconds;
     format!(
-        "{}; idle, but a replica takes {takes} to come back and scaling.toZero.maxWakeSeconds is {most}: raise it, and gateway.holdSeconds of the          chart with it, or have nodes keep the model in memory (scaling.standby)",
+        "{}; idle, but a replica takes {takes} to come back and scaling.toZero.maxWakeSeconds is {most}: raise it, and gateway.holdSeconds of the chart with it, or have nodes keep the model in memory (scaling.standby)",
         words(status)
     )
 }
