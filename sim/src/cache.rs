@@ -49,6 +49,11 @@ impl PrefixCache {
         }
     }
 
+    /// Blocks that nobody holds.
+    pub(crate) fn idle(&self) -> usize {
+        self.idle.len()
+    }
+
     /// There is room for so many blocks that nobody holds; those that are gone.
     pub(crate) fn shrink(&mut self, n_idle_max: usize) -> Vec<u64> {
         let mut gone = Vec::new();

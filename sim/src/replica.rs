@@ -281,12 +281,16 @@ impl Replica {
     /// Takes all steps at once in which nothing happens but one more token for each sequence; the same as taking them
     /// one by one, only faster.
     fn leap(&mut self, until: f64) {
-        let steps = self.uneventful_steps(until);
-        if steps < 2 || self.extra_blocks(steps) > self.free_blocks {
+        let (steps, context) = self.uneventful_steps(until);
+        if steps < 2 {
             return;
         }
-        self.take_blocks(self.extra_blocks(steps));
-        let (n, context) = (self.running.len() as u32, self.context());
+        let extra = self.extra_blocks(steps);
+        if extra > self.free_blocks {
+            return;
+        }
+        self.take_blocks(extra);
+        let n = self.running.len() as u32;
         let per_step = self.model.decode_seconds(n, context);
         let growth = self.model.context_token_seconds * f64::from(n);
         let k = f64::from(steps);
@@ -304,22 +308,25 @@ impl Replica {
         }
     }
 
-    fn context(&self) -> u64 {
-        self.running.iter().map(|sequence| u64::from(sequence.computed)).sum()
-    }
-
-    /// Steps that surely end before `until` and before any sequence does.
-    fn uneventful_steps(&self, until: f64) -> u32 {
+    /// Steps that surely end before `until` and before any sequence does, and the context of the first of them.
+    fn uneventful_steps(&self, until: f64) -> (u32, u64) {
         let is_short = until - self.now < 2.0 * self.model.step_seconds;
-        if is_short || !self.waiting.is_empty() || !self.running.iter().all(Sequence::is_decoding) {
-            return 0;
+        if is_short || !self.waiting.is_empty() {
+            return (0, 0);
         }
-        let left = |sequence: &Sequence| sequence.request.completion_tokens.saturating_sub(sequence.generated + 1);
-        let to_finish = self.running.iter().map(left).min().unwrap_or(0);
-        let (n, context) = (self.running.len() as u32, self.context());
+        let (mut to_finish, mut context) = (u32::MAX, 0);
+        for sequence in &self.running {
+            let left = sequence.request.completion_tokens.saturating_sub(sequence.generated + 1);
+            if left < 2 || !sequence.is_decoding() {
+                return (0, 0);
+            }
+            to_finish = to_finish.min(left);
+            context += u64::from(sequence.computed);
+        }
+        let n = self.running.len() as u32;
         let most = ((until - self.now) / self.model.decode_seconds(n, context)) as u32;
         let longest = self.model.decode_seconds(n, context + u64::from(n) * u64::from(most));
-        to_finish.min(((until - self.now) / longest) as u32)
+        (to_finish.min(((until - self.now) / longest) as u32), context)
     }
 
     fn extra_blocks(&self, steps: u32) -> u32 {
@@ -330,8 +337,11 @@ impl Replica {
         let mut step = Step::default();
         self.make_room_for_decodes(&mut step);
         let mut budget = self.model.max_batched_tokens.saturating_sub(step.decodes);
-        for sequence in self.running.iter_mut().filter(|sequence| !sequence.is_decoding()) {
-            budget -= prefill_chunk(sequence, budget, &self.model, &mut step);
+        if (step.decodes as usize) < self.running.len() {
+            // Who decodes in this step has nothing left to compute by now.
+            for sequence in self.running.iter_mut().filter(|sequence| sequence.computed < sequence.needed) {
+                budget -= prefill_chunk(sequence, budget, &self.model, &mut step);
+            }
         }
         if !step.preempted {
             self.admit(budget, &mut step);
@@ -399,7 +409,11 @@ impl Replica {
     /// Free blocks become referenced; what they held of prompts of before is gone.
     fn take_blocks(&mut self, n: u32) {
         self.free_blocks -= n;
-        self.cache.shrink((self.free_blocks / BLOCKS_PER_NAME) as usize);
+        let n_idle_max = (self.free_blocks / BLOCKS_PER_NAME) as usize;
+        // It is asked for every sequence of every step, and hardly ever has to.
+        if self.cache.idle() > n_idle_max {
+            self.cache.shrink(n_idle_max);
+        }
     }
 
     /// The blocks of a prompt that was computed are referenced by one sequence less.
