@@ -32,7 +32,9 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
 use crate::{
-    axe, picture,
+    axe,
+    cluster::Waited,
+    picture,
     process::{PATIENCE, choose_crypto},
     skip::skip,
 };
@@ -160,14 +162,15 @@ impl Browser {
 
     /// Waits until a JavaScript expression of the page is true.
     pub async fn wait_until(&self, what: &str, expression: &str) -> Result<()> {
-        let deadline = Instant::now() + self.patience;
+        let begun = Instant::now();
         loop {
+            let looked = Instant::now();
             // In the middle of loading there is no page to ask.
             let asked = self.value(expression).await;
             if matches!(asked, Ok(Value::Bool(true))) {
                 return Ok(());
             }
-            if Instant::now() > deadline {
+            if begun.elapsed() > self.patience {
                 let shown = self.value("document.body.innerText").await;
                 bail!(
                     "not {what} within {:?}: {expression} is {asked:?}\n{shown:?}\n{:?}",
@@ -175,7 +178,8 @@ impl Browser {
                     self.complaints()
                 );
             }
-            tokio::time::sleep(POLL).await;
+            let waited = Waited { look: looked.elapsed(), in_all: begun.elapsed() };
+            tokio::time::sleep(waited.pause(POLL)).await;
         }
     }
 

@@ -142,21 +142,36 @@ pub fn wait_for<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
 
 /// [`wait_for`] with another patience.
 pub fn wait_at_most<T>(patience: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + patience;
+    let begun = Instant::now();
     loop {
         let looked = Instant::now();
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "not seen within {} s: {what}", patience.as_secs());
-        sleep(pause_after(looked.elapsed(), Duration::from_millis(100)));
+        assert!(begun.elapsed() < patience, "not seen within {} s: {what}", patience.as_secs());
+        sleep(Waited { look: looked.elapsed(), in_all: begun.elapsed() }.pause(Duration::from_millis(100)));
     }
 }
 
-/// How long to wait after a look that took so long, `least` at least. Many tests wait at once, and a look may be a process: none of
-/// them takes more than a third of a core.
-pub(crate) fn pause_after(look: Duration, least: Duration) -> Duration {
-    least.max(look * 2)
+/// Of a wait that is not over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waited {
+    /// What the last look took.
+    pub(crate) look: Duration,
+    /// Since it began.
+    pub(crate) in_all: Duration,
+}
+
+impl Waited {
+    /// So long a wait may go on unseen after its end.
+    const LATE_MAX: Duration = Duration::from_millis(300);
+
+    /// How long to wait until the next look, `least` at least. Many tests wait at once, and a look may be a process: none of them takes more
+    /// than a third of a core. What takes long is seen a tenth later than it could be: that takes a seventh off what tests of the operator
+    /// cost.
+    pub(crate) fn pause(self, least: Duration) -> Duration {
+        least.max(self.look * 2).max((self.in_all / 10).min(Self::LATE_MAX))
+    }
 }
 
 /// The body of `GET http://ADDRESS/PATH` with status 200; the status or the failure otherwise.
@@ -185,4 +200,21 @@ pub fn built(name: &str) -> PathBuf {
     // A test lies in `target/PROFILE/deps`, a program in `target/PROFILE`.
     let found = own.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|path| path.is_file());
     found.unwrap_or_else(|| panic!("no {name} near {}; build it with: cargo build --bin {name}", own.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_long_is_looked_at_less_often() {
+        let pause = |look, in_all| {
+            let waited = Waited { look: Duration::from_millis(look), in_all: Duration::from_millis(in_all) };
+            waited.pause(Duration::from_millis(50)).as_millis()
+        };
+        assert_eq!(pause(5, 20), 50, "at first as often as may be");
+        assert_eq!(pause(5, 2_000), 200, "a tenth of the wait");
+        assert_eq!(pause(5, 60_000), 300, "never much later");
+        assert_eq!(pause(400, 60_000), 800, "a third of a core");
+    }
 }

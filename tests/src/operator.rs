@@ -36,7 +36,7 @@ use stoker_operator::{
 use stoker_scaling::DecisionRecord;
 use tokio::{runtime::Runtime, task::JoinHandle};
 
-use crate::cluster::{TestCluster, lendable, pause_after};
+use crate::cluster::{TestCluster, Waited, lendable};
 
 /// The image that deployments get by default: the stand-in agent.
 pub const AGENT_IMAGE: &str = "stand-in/agent:1";
@@ -189,7 +189,10 @@ impl Rig {
             let outcome = holds(self);
             match outcome {
                 Ok(true) => return Ok(started.elapsed()),
-                _ if started.elapsed() < limit => std::thread::sleep(pause_after(looked.elapsed(), POLL)),
+                _ if started.elapsed() < limit => {
+                    let waited = Waited { look: looked.elapsed(), in_all: started.elapsed() };
+                    std::thread::sleep(waited.pause(POLL));
+                }
                 Ok(false) => bail!("{what}: not within {limit:?}\n{}", self.describe()),
                 Err(error) => return Err(error.context(format!("{what}: not within {limit:?}"))),
             }
