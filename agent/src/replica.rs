@@ -401,15 +401,15 @@ impl Replica {
         self.kv_log.told(start_id, after, wait).await
     }
 
-    /// Where the time of a tenant's requests goes that no answer tells, of those that this gateway sends; `None`: there are too many.
+    /// Where what a tenant's requests had goes that no answer tells, of those that this gateway sends; `None`: there are too many.
     pub(crate) fn account(&self, gateway: &str, tenant: &str) -> Option<Account> {
         self.accounts.of(gateway, tenant, Instant::now())
     }
 
     /// What is on the accounts of a gateway's tenants, for `/v1/accounts`.
     pub fn accounts(&self, gateway: &str) -> accounts::Accounts {
-        let device_micros = self.accounts.told(gateway, Instant::now());
-        accounts::Accounts { start_id: self.start_id.clone(), device_micros }
+        let (device_micros, tokens) = self.accounts.told(gateway, Instant::now());
+        accounts::Accounts { start_id: self.start_id.clone(), device_micros, tokens }
     }
 
     /// The watchdog: reports a process that stopped making progress, with everything known about its engine. Ending it

@@ -304,6 +304,13 @@ impl Gateway {
         }
     }
 
+    /// Requests of a tenant that were answered before they were done had so many tokens.
+    pub fn owed_by(&self, tenant: &str, tokens: u64) {
+        if let Some(quota) = lock(&self.quotas).get_mut(tenant) {
+            quota.owe(i64::try_from(tokens).unwrap_or(i64::MAX));
+        }
+    }
+
     /// From now on it is not ready.
     pub fn leave(&self) {
         self.leaves.store(true, Ordering::Relaxed);

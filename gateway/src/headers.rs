@@ -115,6 +115,7 @@ pub fn changes(sent: &HeaderMap, passed: &HeaderMap) -> Changes {
 pub fn to_client(headers: &mut HeaderMap) {
     remove_hops(headers);
     headers.remove(MODEL);
+    headers.remove(ACCOUNT);
 }
 
 /// Whether an answer is a stream of events.

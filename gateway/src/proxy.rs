@@ -29,7 +29,7 @@ use crate::{
     resume::Resumable,
     tries::Tries,
     turns::{Turn, turn},
-    usage::device_time_of,
+    usage::Usage,
     vital::{DEAD, Flight},
     whole::Telling,
 };
@@ -62,7 +62,9 @@ pub async fn forward_stored(State(gateway): State<Arc<Gateway>>, request: Reques
             access.pod.clone_from(&member.pod);
             match attempt_at(&gateway, &asked, None, None, member, 0).await {
                 Attempt::Answered(response, _) if response.status() == StatusCode::NOT_FOUND => {}
-                Attempt::Answered(response, flight) | Attempt::Refused(response, flight) => {
+                Attempt::Answered(mut response, flight) | Attempt::Refused(mut response, flight) => {
+                    // What it tells of was counted when it was made.
+                    response.extensions_mut().remove::<Usage>();
                     let mut response = relayed(Relayed { response, flight, resumable: None }, access, &asked);
                     response.headers_mut().insert(REQUEST_ID, id);
                     return response;
@@ -295,8 +297,7 @@ fn relayed(answer: Relayed, mut access: Access, asked: &Asked) -> Response {
     let Relayed { response, flight, resumable } = answer;
     let (mut parts, body) = response.into_parts();
     access.answered(parts.status.as_u16());
-    access.usage = parts.extensions.remove().unwrap_or_default();
-    access.usage.device_time = access.usage.device_time.or_else(|| device_time_of(&parts.headers));
+    access.usage = Usage::of_head(&parts.headers).and(parts.extensions.remove().unwrap_or_default());
     let dialect = is_stream(&parts.headers).then_some(asked.dialect);
     to_client(&mut parts.headers);
     let relay = Relay::new(body, flight, access, dialect, resumable);

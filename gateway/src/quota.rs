@@ -67,6 +67,11 @@ impl Quota {
     /// It ended, and had so many tokens more than was thought, or fewer; they are owed, or come back.
     pub fn end(&mut self, tokens_more: i64) {
         self.running = self.running.saturating_sub(1);
+        self.owe(tokens_more);
+    }
+
+    /// It had so many tokens more than was thought, or fewer.
+    pub fn owe(&mut self, tokens_more: i64) {
         if let Some(bucket) = &mut self.tokens {
             bucket.level = bucket.level.saturating_sub(tokens_more.saturating_mul(PARTS));
         }

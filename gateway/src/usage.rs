@@ -7,6 +7,9 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use bytes::{Buf, BytesMut};
 use memchr::memmem;
 use serde::Deserialize;
+use stoker_crds::accounts::ACCOUNT_TOKENS;
+
+use crate::headers::ACCOUNT;
 
 /// Of an answer, device seconds. Of a request, `marks`: marks are to tell them.
 pub const DEVICE_SECONDS: HeaderName = HeaderName::from_static("x-stoker-device-seconds");
@@ -14,7 +17,7 @@ pub const DEVICE_SECONDS: HeaderName = HeaderName::from_static("x-stoker-device-
 /// Tokens of a request and its answer, and what was done for them.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Usage {
-    /// Of the prompt; nothing while only an estimate is there.
+    /// Of the prompt; nothing while only an estimate is there, 0 where all tokens are on account (`accounts.rs`).
     pub prompt_tokens: Option<u32>,
     /// Of these, those that a cache held.
     pub cached_tokens: u32,
@@ -44,6 +47,19 @@ struct Details {
 }
 
 impl Usage {
+    /// What the head of an answer tells: device seconds, and whether tokens are on account.
+    pub fn of_head(headers: &HeaderMap) -> Self {
+        let is_on_account = headers.get(ACCOUNT).is_some_and(|what| what == ACCOUNT_TOKENS);
+        let device_time = device_time_of(headers);
+        Self { prompt_tokens: is_on_account.then_some(0), device_time, ..Self::default() }
+    }
+
+    /// With what the rest of the answer tells.
+    pub fn and(self, rest: Self) -> Self {
+        let prompt_tokens = self.prompt_tokens.or(rest.prompt_tokens);
+        Self { prompt_tokens, device_time: rest.device_time.or(self.device_time), ..rest }
+    }
+
     /// Of a whole answer: its last `usage`. Text of the answer that looks like one has its quotes escaped.
     pub fn of_whole(body: &[u8]) -> Option<Self> {
         const FIELD: &[u8] = b"\"usage\":";
@@ -58,8 +74,7 @@ impl Usage {
     }
 }
 
-/// The device seconds that the head of an answer tells.
-pub fn device_time_of(headers: &HeaderMap) -> Option<Duration> {
+fn device_time_of(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(DEVICE_SECONDS)?.to_str().ok()?.parse().ok()?;
     Duration::try_from_secs_f64(seconds).ok()
 }
@@ -133,6 +148,22 @@ mod tests {
             assert_eq!(of(value), expected, "{value}");
         }
         assert_eq!(device_time_of(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn an_estimate_stands_where_no_part_of_an_answer_tells_more() {
+        let head = |pairs: &[(&'static str, &'static str)]| {
+            let pairs =
+                pairs.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+            Usage::of_head(&pairs.collect())
+        };
+        let rest = Usage { prompt_tokens: Some(9), completion_tokens: 4, ..Usage::default() };
+        let seconds = Some(Duration::from_millis(1500));
+        let of_both = head(&[("x-stoker-device-seconds", "1.5")]).and(rest);
+        assert_eq!(of_both, Usage { device_time: seconds, ..rest });
+        assert_eq!(head(&[]).and(Usage::default()), Usage::default());
+        let on_account = head(&[("x-stoker-account", "tokens")]).and(Usage::default());
+        assert_eq!(on_account, Usage { prompt_tokens: Some(0), ..Usage::default() });
     }
 
     #[test]

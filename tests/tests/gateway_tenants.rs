@@ -227,13 +227,15 @@ async fn what_a_response_in_the_background_used_is_counted_though_its_request_wa
     let queued: Value = Client::new().post(&url).bearer_auth("key-of-search").json(&asked).send().await?.json().await?;
     assert_eq!(queued["status"], "queued", "{queued}");
     let id = queued["id"].as_str().unwrap();
-    let ended = async || -> Result<bool> {
+    let kept = async || -> Result<Value> {
         let kept = Client::new().get(format!("{url}/{id}")).bearer_auth("key-of-search").send().await?;
-        Ok(["completed", "incomplete"].map(Value::from).contains(&kept.json::<Value>().await?["status"]))
+        Ok(kept.json().await?)
     };
-    while !ended().await? {
+    let mut ended = kept().await?;
+    while !["completed", "incomplete"].map(Value::from).contains(&ended["status"]) {
         ensure!(begun.elapsed() < PATIENCE, "it does not end");
         tokio::time::sleep(Duration::from_millis(50)).await;
+        ended = kept().await?;
     }
     let longest = begun.elapsed().as_secs_f64();
     let used = async || rig.counted("stoker_gateway_tenant_device_seconds_total{tenant=\"search\"}").await;
@@ -242,6 +244,19 @@ async fn what_a_response_in_the_background_used_is_counted_though_its_request_wa
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(used().await? < longest, "{} of {longest}", used().await?);
+    // Once, though it was read again and again, and the estimate of its prompt is not beside them.
+    let tokens = async |kind: &str| {
+        rig.counted(&format!("stoker_gateway_tenant_tokens_total{{kind=\"{kind}\",tenant=\"search\"}}")).await
+    };
+    let usage = |field: &str| ended["usage"][field].as_f64().unwrap();
+    while tokens("completion").await? < usage("output_tokens") {
+        ensure!(begun.elapsed() < PATIENCE, "its tokens are not counted\n{}", rig.gateway.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    kept().await?;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let counted = [tokens("prompt").await?, tokens("completion").await?];
+    assert_eq!(counted, ["input_tokens", "output_tokens"].map(usage), "{ended}");
     Ok(())
 }
 

@@ -19,6 +19,7 @@ use crate::{
         extract::Arrival,
         passage::{Drawn, Mark},
         stream::finish_name,
+        token_account::TokenAccount,
         usage::{UsageBody, UsageSum},
     },
     identity::Identity,
@@ -40,6 +41,8 @@ pub(crate) struct Choices {
     told_time: Vec<Duration>,
     /// Nothing of the answer tells device time.
     is_on_account: bool,
+    /// Nothing of the answer tells tokens either.
+    token_account: Option<TokenAccount>,
     is_marked: bool,
     /// Holds the drain open until the answer has been written or given up.
     open: Arrival,
@@ -95,8 +98,20 @@ impl Choices {
         let events = streams.into_iter().zip(0..).map(|(stream, index)| numbered(stream, index)).collect();
         let (cached, device_time) = (vec![0; n_choices as usize], vec![Duration::ZERO; n_choices as usize]);
         let (told_time, is_marked) = (device_time.clone(), open.passage.is_marked());
-        let (first, is_on_account) = (None, false);
-        Ok(Self { events, first, n_choices, told, cached, device_time, told_time, is_on_account, is_marked, open })
+        let (first, is_on_account, token_account) = (None, false, None);
+        Ok(Self {
+            events,
+            first,
+            n_choices,
+            told,
+            cached,
+            device_time,
+            told_time,
+            is_on_account,
+            token_account,
+            is_marked,
+            open,
+        })
     }
 
     /// What was drawn for the request by who passed it on.
@@ -151,6 +166,14 @@ impl Choices {
         self.is_on_account = true;
     }
 
+    /// Nobody waits for the answer to a prompt of so many tokens: these go on account, too, and its own. Whether there is one.
+    pub(crate) fn put_tokens_on_account(&mut self, prompt_tokens: u32) -> bool {
+        self.put_on_account();
+        let account = self.open.device_time.account().cloned();
+        self.token_account = account.map(|account| TokenAccount::new(account, prompt_tokens));
+        self.token_account.is_some()
+    }
+
     /// What all of them had of their devices' time, once they have ended.
     pub(crate) fn device_time(&self) -> [(HeaderName, HeaderValue); 1] {
         self.open.device_time.header()
@@ -192,6 +215,9 @@ impl Choices {
                 self.open.device_time.add(device_time.saturating_sub(before));
                 if self.is_on_account {
                     self.open.device_time.settle();
+                }
+                if let Some(account) = &mut self.token_account {
+                    account.note(cached_tokens, &event);
                 }
                 if let Some(span) = &mut self.open.span {
                     span.note(index, &event);

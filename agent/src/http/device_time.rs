@@ -47,6 +47,11 @@ impl DeviceTime {
         [(DEVICE_SECONDS, HeaderValue::from_str(&seconds).expect("digits and a point are visible ASCII"))]
     }
 
+    /// Where what nothing tells goes.
+    pub(crate) fn account(&self) -> Option<&Account> {
+        self.account.as_ref()
+    }
+
     /// Puts on account what nothing told.
     pub(crate) fn settle(&self) {
         let Some(account) = &self.account else { return };
@@ -83,7 +88,7 @@ mod tests {
         let micros = |tenant: &str, tell: fn(&DeviceTime)| {
             let account = accounts.of("g", tenant, now);
             tell(&DeviceTime::on(account));
-            accounts.told("g", now)[tenant]
+            accounts.told("g", now).0[tenant]
         };
         let add = |time: &DeviceTime, micros| time.add(Duration::from_micros(micros));
         assert_eq!(micros("nothing", |_| {}), 0);
@@ -102,9 +107,9 @@ mod tests {
         for (so_far, expected) in [(5, 5), (0, 5), (7, 12)] {
             add(&time, so_far);
             time.settle();
-            assert_eq!(accounts.told("g", now)["steps"], expected);
+            assert_eq!(accounts.told("g", now).0["steps"], expected);
         }
         drop(time);
-        assert_eq!(accounts.told("g", now)["steps"], 12);
+        assert_eq!(accounts.told("g", now).0["steps"], 12);
     }
 }

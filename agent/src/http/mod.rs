@@ -37,6 +37,7 @@ mod responses;
 mod score;
 mod stream;
 mod structure;
+mod token_account;
 mod tokenize;
 mod tools;
 mod trace;

@@ -147,6 +147,11 @@ impl Timing {
 }
 
 impl UsageSum {
+    /// Tokens of the prompts.
+    pub(crate) fn prompt_tokens(&self) -> u32 {
+        self.prompt_tokens
+    }
+
     /// For answers with `n` choices a prompt, numbered prompt by prompt.
     pub(crate) fn new(n: u32, prompt_tokens: u32) -> Self {
         let timing = Timing::NoneYet;

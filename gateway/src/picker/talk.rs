@@ -28,7 +28,7 @@ use crate::{
     gateway::Gateway,
     headers::{ROUTE, is_stream, request_id},
     permit,
-    usage::{Tail, Usage, device_time_of},
+    usage::{Tail, Usage},
 };
 
 /// Messages that come while a request waits for its turn; a proxy that sends more waits, too.
@@ -306,7 +306,7 @@ impl Passing {
 
     fn ended(&mut self) {
         if self.access.status == StatusCode::OK.as_u16() {
-            self.access.usage = Usage { device_time: self.access.usage.device_time, ..self.tail.usage() };
+            self.access.usage = self.access.usage.and(self.tail.usage());
         }
         self.access.whole();
     }
@@ -335,7 +335,7 @@ impl Passing {
         if let Some((status, headers)) = words::response_head(head) {
             let (flight, now_ms) = (&mut self.picked.flight, self.gateway.now_ms());
             self.access.answered(status.as_u16());
-            self.access.usage.device_time = device_time_of(&headers);
+            self.access.usage = Usage::of_head(&headers);
             if is_in_its_place(status, &headers) {
                 flight.vital().breaker(|breaker| breaker.failed(now_ms));
             } else {

@@ -16,8 +16,7 @@ use crate::http::{choices::Choices, usage::UsageSum};
 static UNDER_WAY: LazyLock<Mutex<HashMap<String, AbortHandle>>> = LazyLock::new(Mutex::default);
 
 /// Begins to make a response; what is to be answered now.
-pub(super) fn start(mut choices: Choices, usage: UsageSum, growing: Growing) -> Value {
-    choices.put_on_account();
+pub(super) fn start(choices: Choices, usage: UsageSum, growing: Growing) -> Value {
     let id = growing.id.clone();
     let response = with_status(growing.begun(), "queued");
     let keeping = growing.keep.as_ref().expect("what nobody waits for is kept");

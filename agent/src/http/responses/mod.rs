@@ -13,10 +13,11 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use axum::{
     Json,
     extract::{Path, Query, State},
-    http::StatusCode,
+    http::{HeaderValue, StatusCode},
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
+use stoker_crds::accounts::{ACCOUNT_HEADER, ACCOUNT_TOKENS};
 
 use crate::{
     http::{
@@ -87,7 +88,12 @@ pub(crate) async fn create(
         keep: store.then(|| Keeping { store: Arc::clone(&STORE), owner, messages }),
     };
     if !is_waited_for {
-        return Ok(Json(background::start(choices, usage, growing)).into_response());
+        let is_on_account = choices.put_tokens_on_account(usage.prompt_tokens());
+        let mut response = Json(background::start(choices, usage, growing)).into_response();
+        if is_on_account {
+            response.headers_mut().insert(ACCOUNT_HEADER, HeaderValue::from_static(ACCOUNT_TOKENS));
+        }
+        return Ok(response);
     }
     match generation.delivery {
         Delivery::Stream { .. } => streamed(choices, Events::new(growing), usage).await,
