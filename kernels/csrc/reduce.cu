@@ -62,7 +62,7 @@ struct Share {
 };
 template <int kVecs, typename Out>
 __device__ __forceinline__ void normed_share(const Out& out, const Share& s) {
-  const SharedResidual residual{s.residual, s.everywhere(s.rows), s.is_copied};
+  const SharedResidual residual{{s.residual}, s.everywhere(s.rows), s.is_copied};
   rms_norm_row<true, kVecs>(out, residual, Given<kVecs>{s.rows, s.n_ranks}, s.weight, Vectors{s.n_vecs}, s.eps);
 }
 template <int kVecs, typename In, typename Map>

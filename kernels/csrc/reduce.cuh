@@ -323,18 +323,13 @@ __device__ __forceinline__ void store_row(const CodesEverywhere& rows, const flo
 }
 
 // The residual of this rank's share of the rows; copied to where what was added up had lain, on all ranks, if they want it.
-struct SharedResidual {
-  uint4* rows;
+struct SharedResidual : Residual {
   Everywhere copies;
   bool is_copied;
 
   template <typename Map>
-  __device__ __forceinline__ uint4 load(const Map& map, int j) const {
-    return map.load(map.own_row(rows), j);
-  }
-  template <typename Map>
   __device__ __forceinline__ void store(const Map& map, int j, const uint4& values) const {
-    map.store(map.own_row(rows), j, values);
+    Residual::store(map, j, values);
     if (is_copied) copies.each([&](uint4* to) { map.store(map.own_row(to), j, values); });
   }
 };

@@ -19,9 +19,9 @@ fn with_defaults_less_than_one_percent_is_late_and_the_number_turns_less_than_on
     }
 }
 
-#[test]
-fn between_two_crowds_that_lie_far_apart_nothing_runs_and_the_first_of_the_second_wait_for_a_start() {
-    let crowd = |begun: f64| (0..60).map(move |idx| begun + f64::from(idx));
+/// Sixty requests, one a second, from each of these times on.
+fn crowds(begun: &[f64]) -> Trace {
+    let crowd = |begun: &f64| (0..60).map(|idx| begun + f64::from(idx)).collect::<Vec<_>>();
     let request = |arrived| Request {
         arrived,
         prompt_tokens: 500,
@@ -29,9 +29,14 @@ fn between_two_crowds_that_lie_far_apart_nothing_runs_and_the_first_of_the_secon
         completion_tokens: 100,
         hash_ids: HashIds::default(),
     };
+    let requests: Vec<_> = begun.iter().flat_map(crowd).map(request).collect();
+    Trace { name: "crowds".to_owned(), seconds: begun.last().unwrap() + 100.0, requests }
+}
+
+#[test]
+fn between_two_crowds_that_lie_far_apart_nothing_runs_and_the_first_of_the_second_wait_for_a_start() {
     let mut world = named_world("step", 1).expect("a named trace");
-    let requests: Vec<_> = crowd(0.0).chain(crowd(6000.0)).map(request).collect();
-    world.trace = Trace { name: "two crowds".to_owned(), seconds: 6100.0, requests };
+    world.trace = crowds(&[0.0, 6000.0]);
     let setting = Setting { min: 1, max: 4, seed: 1, promise: Promise::default() };
     let run = |to_zero| {
         let (outcomes, records) = run_ours(&world, &ScalingSpec { to_zero, ..ScalingSpec::between(1, 4) }, &setting);
@@ -51,17 +56,8 @@ fn between_two_crowds_that_lie_far_apart_nothing_runs_and_the_first_of_the_secon
 /// Three crowds, an hour and more apart, and replicas that take five minutes to start cold. The numbers of replicas to which it went down
 /// in each of the gaps, once who waited for a start was served.
 fn least_between_crowds(standby: u32, warm_start_seconds: f64) -> [u32; 2] {
-    let crowd = |begun: f64| (0..60).map(move |idx| begun + f64::from(idx));
-    let request = |arrived| Request {
-        arrived,
-        prompt_tokens: 500,
-        cached_tokens: 0,
-        completion_tokens: 100,
-        hash_ids: HashIds::default(),
-    };
     let named = named_world("step", 1).expect("a named trace");
-    let requests: Vec<_> = [0.0, 6000.0, 12_000.0].into_iter().flat_map(crowd).map(request).collect();
-    let trace = Trace { name: "three crowds".to_owned(), seconds: 12_100.0, requests };
+    let trace = crowds(&[0.0, 6000.0, 12_000.0]);
     let replica =
         ReplicaModel { start_seconds: 300.0, warm_start_seconds: Some(warm_start_seconds), ..named.replica.clone() };
     let world = World { trace, replica, standby, initial: 1, ..named };

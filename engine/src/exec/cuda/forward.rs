@@ -263,11 +263,11 @@ impl Forward {
 
     /// What is between two GEMMs as a launch of its own.
     fn norm(&mut self, between: Between, m: usize) -> Result<(), KernelError> {
-        if let Some(rows) = between.quantises {
-            return self.quantised_norm(between, rows, m);
-        }
         if let Adds::RanksShares { half, copies_residual } = between.adds {
             return self.norm_shares(between, (half, copies_residual), m);
+        }
+        if let Some(rows) = between.quantises {
+            return self.quantised_norm(between, rows, m);
         }
         let Between { adds, next, .. } = between;
         let Self { kernels, weights, buffers: b, shape, exchange, .. } = self;
@@ -304,9 +304,6 @@ impl Forward {
 
     /// The same where a quantised product is next.
     fn quantised_norm(&mut self, Between { adds, next, .. }: Between, rows: Rows, m: usize) -> Result<(), KernelError> {
-        if let Adds::RanksShares { half, copies_residual } = adds {
-            return self.norm_shares(Between { adds, next, quantises: Some(rows) }, (half, copies_residual), m);
-        }
         let Self { kernels, weights, buffers: b, shape, exchange, .. } = self;
         let (width, eps, size) = (shape.hidden, shape.eps, m * shape.hidden);
         let Stream { residual, update, .. } = &mut b.stream;
