@@ -30,7 +30,7 @@ fn crowds(begun: &[f64]) -> Trace {
         hash_ids: HashIds::default(),
     };
     let requests: Vec<_> = begun.iter().flat_map(crowd).map(request).collect();
-    Trace { name: "crowds".to_owned(), seconds: begun.last().unwrap() + 100.0, requests }
+    Trace { name: "crowds".to_owned(), seconds: begun.last().expect("there is a crowd") + 100.0, requests }
 }
 
 #[test]
