@@ -116,6 +116,7 @@ pub(super) enum Adds {
     /// The same of rows that ranks share out: each has the residual of its own, and all have the norms.
     RanksShares {
         half: Half,
+        /// All get the residual of all rows besides.
         copies_residual: bool,
     },
 }
@@ -160,6 +161,7 @@ pub(super) enum Reads {
 /// The programs of all steps.
 #[derive(Debug)]
 pub(super) struct Programs {
+    /// Rows that may be drawn in a step.
     max_sampled: usize,
     bodies: BTreeMap<usize, Arc<Body>>,
     /// Where every row is drawn, and where drawn rows are listed.
