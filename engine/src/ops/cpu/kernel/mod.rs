@@ -15,6 +15,8 @@ mod avx2;
 mod avx512;
 mod blocks;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod direct;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod eights;
 mod isa;
 mod lanes;
@@ -26,6 +28,8 @@ mod panel;
 mod peak;
 mod portable;
 mod product;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod second_level;
 #[cfg(test)]
 mod tests;
 mod vector;

@@ -9,37 +9,34 @@
 //! A row of weights comes apart into runs of the same length, which depends on that of the row alone. Every other step of a run is one
 //! chain of additions in each lane, and the steps between are another: each is folded at its end, and added to what those
 //! before gave. A tile goes through one chain after the other, as there are no registers for both at once. Few rows meet weights as
-//! they lie and go through both at once, since one alone would make them wait for their sums and not for memory. The sums are the same.
+//! they lie ([`super::direct`]). The sums are the same.
 
 use std::{mem::MaybeUninit, ops::Range};
 
 use super::{
-    Line, Rows, WeightRows,
+    Line, Rows, WeightRows, direct,
     eights::{EIGHT_BYTES, Eight, Eights, LANES, WideEight},
     lanes::CacheLevel,
-    product::{AHEAD_BYTES, Product, Target, split_evenly, w_rest},
+    product::{Product, Target, split_evenly, w_rest},
+    second_level::rows_bytes,
 };
 
-/// Rows that meet weights as they lie.
-const DIRECT_ROWS: usize = 3;
 /// Outputs of a panel, and rows of a tile that meets it.
 const OUTPUTS: usize = 4;
 const ROWS: usize = 3;
-/// What panels have of rows, as much as stays in the second-level cache while they pass by, in bytes: about half of the 512 KB of chips
-/// that have panels.
-const CACHED_BYTES: usize = 264 << 10;
-/// Steps of the longest run: 512 inputs, so that many rows meet a panel, and folding still costs little.
-const MAX_RUN: usize = 64;
+/// Steps of the longest run: 1,024 inputs. A chain of half as many ends too often for what its end costs, folding and a branch that nobody
+/// foresaw.
+const MAX_RUN: usize = 128;
 /// Steps of a panel where all rows stay there, whole runs: 1,024 inputs, 16 KB of the first-level cache, with 12 KB of rows.
 const MAX_STEPS: usize = 128;
 
 /// How a row of weights comes apart.
 #[derive(Clone, Copy)]
-struct Runs {
+pub(super) struct Runs {
     /// Steps of a row, the last of which may have a rest only.
-    n_steps: usize,
+    pub(super) n_steps: usize,
     /// Steps of every run but the last, which may be shorter.
-    per_run: usize,
+    pub(super) per_run: usize,
 }
 
 impl Runs {
@@ -55,11 +52,11 @@ impl Runs {
 
 /// Weights of some outputs, and how long a step of them is.
 #[derive(Clone, Copy)]
-struct Steps<'a> {
-    w: WeightRows<'a>,
+pub(super) struct Steps<'a> {
+    pub(super) w: WeightRows<'a>,
     /// Whole steps of a row, and bytes of the rest.
-    n_whole: usize,
-    rest: usize,
+    pub(super) n_whole: usize,
+    pub(super) rest: usize,
 }
 
 impl<'a> Steps<'a> {
@@ -70,7 +67,7 @@ impl<'a> Steps<'a> {
 
     /// Where a step of an output lies; it need not exist.
     #[inline(always)]
-    fn at<T: WideEight>(self, output: usize, step: usize) -> *const u8 {
+    pub(super) fn at<T: WideEight>(self, output: usize, step: usize) -> *const u8 {
         self.w.bytes.as_ptr().wrapping_add(output * self.w.row_bytes + step * LANES * T::BYTES)
     }
 
@@ -79,7 +76,7 @@ impl<'a> Steps<'a> {
     /// # Safety
     /// There is such a step. The CPU has the set of `V`.
     #[inline(always)]
-    unsafe fn load<V: Eight, T: WideEight>(self, output: usize, step: usize) -> V {
+    pub(super) unsafe fn load<V: Eight, T: WideEight>(self, output: usize, step: usize) -> V {
         let at = self.at::<T>(output, step);
         // SAFETY: whole steps and the rest are inside the row.
         unsafe { if step < self.n_whole { T::load(at) } else { w_rest::<Eights<V, T>>(at, self.rest) } }
@@ -96,33 +93,12 @@ pub(super) unsafe fn product<V: Eight, T: WideEight>(product: &Product<'_>) {
     let runs = Runs::of(x.stride / EIGHT_BYTES);
     // SAFETY: as the caller vouches.
     unsafe {
-        if product.rows.len() <= DIRECT_ROWS {
-            few_rows::<V, T>(product, w, runs);
-        } else if product.rows.len() * x.stride <= CACHED_BYTES {
+        if direct::takes::<T>(product.rows.len(), w) {
+            direct::product::<V, T>(product, w, runs);
+        } else if product.rows.len() * x.stride <= rows_bytes() {
             rows_that_fit::<V, T>(product, w, runs);
         } else {
             many_rows::<V, T>(product, w, runs);
-        }
-    }
-}
-
-/// Rows that meet weights as they lie.
-///
-/// # Safety
-/// As [`product`].
-#[inline(always)]
-unsafe fn few_rows<V: Eight, T: WideEight>(product: &Product<'_>, w: Steps<'_>, runs: Runs) {
-    let Product { x, rows, outputs, y, .. } = product;
-    // A loop and no closure, which need not be compiled for the instruction set.
-    for output in outputs.clone() {
-        // SAFETY: as the caller vouches.
-        unsafe {
-            match rows.len() {
-                3 => direct::<V, T, 3>(*x, rows.start, w, runs, output, y),
-                2 => direct::<V, T, 2>(*x, rows.start, w, runs, output, y),
-                1 => direct::<V, T, 1>(*x, rows.start, w, runs, output, y),
-                _ => {}
-            }
         }
     }
 }
@@ -155,7 +131,7 @@ unsafe fn rows_that_fit<V: Eight, T: WideEight>(product: &Product<'_>, w: Steps<
 #[inline(always)]
 unsafe fn many_rows<V: Eight, T: WideEight>(product: &Product<'_>, w: Steps<'_>, runs: Runs) {
     let Product { x, rows, outputs, y, .. } = product;
-    let most_rows = CACHED_BYTES / (runs.per_run * EIGHT_BYTES) / ROWS * ROWS;
+    let most_rows = rows_bytes() / (runs.per_run * EIGHT_BYTES) / ROWS * ROWS;
     let rows_at_once = split_evenly(rows.len(), most_rows).next_multiple_of(ROWS);
     for row in rows.clone().step_by(rows_at_once) {
         let rows = row..rows.end.min(row + rows_at_once);
@@ -201,7 +177,9 @@ unsafe fn meet<V: Eight, T: WideEight, const ALL: bool>(
 ) {
     let mut room = Panel(MaybeUninit::uninit());
     let n_tiles = rows.len().div_ceil(ROWS) * part.steps.len().div_ceil(part.per_run);
-    let mut ahead = Ahead::new::<T>(w, next, part.steps.len(), n_tiles);
+    let (output, step) = next;
+    let next = Next { output, step, n_outputs: OUTPUTS, n_steps: part.steps.len() };
+    let mut ahead = Ahead::new::<T>(w, &next, n_tiles);
     let level = if ALL { CacheLevel::First } else { CacheLevel::Second };
     // Weights in f32 are what a panel would have. Where rows are many, it is better to have them near each other.
     let is_panel = ALL && T::BYTES == size_of::<f32>() && w.rest == 0 && part.outputs.len() == OUTPUTS;
@@ -233,15 +211,15 @@ unsafe fn meet<V: Eight, T: WideEight, const ALL: bool>(
 
 /// Rows, one `stride` bytes behind the other.
 #[derive(Clone, Copy)]
-struct Strided {
-    at: *const u8,
-    stride: usize,
+pub(super) struct Strided {
+    pub(super) at: *const u8,
+    pub(super) stride: usize,
 }
 
 impl Strided {
     /// The same rows from a step on.
     #[inline(always)]
-    fn from(self, step: usize) -> Self {
+    pub(super) fn from(self, step: usize) -> Self {
         Self { at: self.at.wrapping_add(step * EIGHT_BYTES), ..self }
     }
 }
@@ -281,26 +259,44 @@ impl Panel {
     }
 }
 
-/// The weights of the next panel, of which each tile asks for a share before it meets this one: memory takes no more requests
-/// at once than it has places for.
-struct Ahead {
+/// The weights of the next panel or block of outputs, of which each tile asks for a share before it meets this one: memory takes no more
+/// requests at once than it has places for.
+pub(super) struct Ahead {
     /// Where the steps of the output lie that is asked for; they need not exist.
     at: *const u8,
     row_bytes: usize,
     /// Lines of an output, and of a tile's share.
     n_lines: usize,
     per_tile: usize,
-    /// Outputs asked for, and lines of the one after them.
+    /// Outputs to ask for, those asked for, and lines of the one after them.
+    n_outputs: usize,
     n_asked: usize,
     line: usize,
 }
 
+/// Weights that are met next: some steps of some outputs. They need not exist.
+pub(super) struct Next {
+    pub(super) output: usize,
+    pub(super) step: usize,
+    pub(super) n_outputs: usize,
+    pub(super) n_steps: usize,
+}
+
 impl Ahead {
     #[inline(always)]
-    fn new<T: WideEight>(w: Steps<'_>, (output, step): (usize, usize), n_steps: usize, n_tiles: usize) -> Self {
+    pub(super) fn new<T: WideEight>(w: Steps<'_>, next: &Next, n_tiles: usize) -> Self {
+        let Next { output, step, n_outputs, n_steps } = *next;
         let n_lines = (n_steps * LANES * T::BYTES).div_ceil(size_of::<Line>());
-        let per_tile = (OUTPUTS * n_lines).div_ceil(n_tiles);
-        Self { at: w.at::<T>(output, step), row_bytes: w.w.row_bytes, n_lines, per_tile, n_asked: 0, line: 0 }
+        let per_tile = (n_outputs * n_lines).div_ceil(n_tiles);
+        Self {
+            at: w.at::<T>(output, step),
+            row_bytes: w.w.row_bytes,
+            n_lines,
+            per_tile,
+            n_outputs,
+            n_asked: 0,
+            line: 0,
+        }
     }
 
     /// Asks for a share.
@@ -308,9 +304,9 @@ impl Ahead {
     /// # Safety
     /// The CPU has the set of `V`.
     #[inline(always)]
-    unsafe fn ask<V: Eight>(&mut self, level: CacheLevel) {
+    pub(super) unsafe fn ask<V: Eight>(&mut self, level: CacheLevel) {
         let mut left = self.per_tile;
-        while left > 0 && self.n_asked < OUTPUTS {
+        while left > 0 && self.n_asked < self.n_outputs {
             let end = self.n_lines.min(self.line + left);
             left -= end - self.line;
             for line in self.line..end {
@@ -409,75 +405,5 @@ unsafe fn chain<V: Eight, const R: usize>(x: Strided, w: Strided, n_steps: usize
             *folded = V::fold4([acc[0][r], acc[1][r], acc[2][r], acc[3][r]]);
         }
         folded
-    }
-}
-
-/// `R` rows from `row` times one output as it lies: the sums of [`tile`].
-///
-/// # Safety
-/// As [`product`], for these rows.
-#[inline(always)]
-unsafe fn direct<V: Eight, T: WideEight, const R: usize>(
-    x: Rows<'_>,
-    row: usize,
-    w: Steps<'_>,
-    runs: Runs,
-    output: usize,
-    y: &Target<'_>,
-) {
-    let mut totals = [0.0; R];
-    for first in (0..runs.n_steps).step_by(runs.per_run) {
-        // SAFETY: as the caller vouches.
-        unsafe {
-            let run = first..runs.n_steps.min(first + runs.per_run);
-            let sums = both_chains::<V, T, R>(x, row, w, output, run);
-            for (total, [one, other]) in totals.iter_mut().zip(sums) {
-                let [one, other, ..] = V::fold4([one, other, V::splat(0.0), V::splat(0.0)]);
-                *total = if first == 0 { one } else { *total + one } + other;
-            }
-        }
-    }
-    for (r, total) in totals.into_iter().enumerate() {
-        // SAFETY: as the caller vouches.
-        unsafe { y.start.add((row + r) * y.stride + output).write(total) };
-    }
-}
-
-/// The sums of a run of `R` rows with an output as it lies.
-///
-/// # Safety
-/// As [`direct`], for these steps.
-#[inline(always)]
-unsafe fn both_chains<V: Eight, T: WideEight, const R: usize>(
-    x: Rows<'_>,
-    row: usize,
-    w: Steps<'_>,
-    output: usize,
-    run: Range<usize>,
-) -> [[V; 2]; R] {
-    let x = Strided { at: x.bytes.as_ptr().wrapping_add(row * x.stride), stride: x.stride };
-    // SAFETY: as the caller vouches.
-    unsafe {
-        let mut acc = [[V::splat(0.0); 2]; R];
-        let n_whole = w.n_whole.min(run.end) - run.start;
-        let (at, x_at) = (w.at::<T>(output, run.start), x.from(run.start).at);
-        for pair in 0..n_whole / 2 {
-            let at = at.add(2 * pair * LANES * T::BYTES);
-            V::prefetch(at.wrapping_add(AHEAD_BYTES), CacheLevel::Second);
-            let w = [T::load::<V>(at), T::load::<V>(at.add(LANES * T::BYTES))];
-            for (r, [one, other]) in acc.iter_mut().enumerate() {
-                let x = x_at.add(r * x.stride + 2 * pair * EIGHT_BYTES);
-                *one = one.add_product(V::read(x), w[0]);
-                *other = other.add_product(V::read(x.add(EIGHT_BYTES)), w[1]);
-            }
-        }
-        for step in run.start + n_whole / 2 * 2..run.end {
-            let w = w.load::<V, T>(output, step);
-            for (r, sums) in acc.iter_mut().enumerate() {
-                let sum = &mut sums[(step - run.start) % 2];
-                *sum = sum.add_product(V::read(x.at.add(r * x.stride + step * EIGHT_BYTES)), w);
-            }
-        }
-        acc
     }
 }
