@@ -11,6 +11,7 @@ pub mod args;
 pub mod builtin;
 pub mod chat_template;
 pub mod config;
+mod dead_end;
 pub mod fetch;
 pub mod grammars;
 pub mod health;

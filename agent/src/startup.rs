@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use serde_json::Value;
 use stoker_crds::{
     contract::{ModelReport, is_commit},
@@ -22,6 +22,7 @@ use stoker_fetch::{Shelf, cache, lease};
 use crate::{
     chat_template::{ChatTemplate, SpecialTokens},
     config::{Settings, StartedBy},
+    dead_end::dead_end,
     lifecycle::Event,
     replica::{Replica, Served},
     wording::in_words_of,
@@ -99,6 +100,9 @@ fn start_engine(replica: &Arc<Replica>) -> anyhow::Result<Served> {
     let reader = settings.started_by;
     // Before a file of it is opened: a cache that is full keeps what is used. It is held for as long as the process lives.
     if !settings.source.contains("://") {
+        if let Some(why) = dead_end(Path::new(&settings.source)) {
+            bail!("{why}: correct the path in {}", in_words_of(reader, "model_source"));
+        }
         let lease = lease::hold(Path::new(&settings.source)).context("hold the model in its cache")?;
         if let Some(shelf) = lease.as_ref().and_then(|_| shelf(Path::new(&settings.source))) {
             replica.offer(shelf);

@@ -80,6 +80,22 @@ fn a_model_that_the_agent_does_not_carry_is_reported_with_those_it_does() {
     assert_eq!(message, "load builtin://gpt: --model builtin://gpt: this agent carries ember");
 }
 
+/// As of an image that is mounted, where the operator appends the folder that the source names.
+#[test]
+fn a_folder_that_is_not_there_is_reported_with_those_that_are() {
+    let mounted = tempfile::tempdir().unwrap();
+    for folder in ["opt/chat", "opt/draft"] {
+        std::fs::create_dir_all(mounted.path().join(folder)).unwrap();
+    }
+    let root = mounted.path().display();
+    let source = format!("{root}/opt/chat-8b");
+    let why = format!("load {source}: {root}/opt has no chat-8b; there are chat, draft: correct the path in");
+    assert_eq!(reported(&source, EngineSettings::default()), format!("{why} model.source"));
+    assert_eq!(printed(&source, EngineSettings::default()), format!("{why} --model"));
+    let empty = reported(&format!("{root}/opt/chat"), EngineSettings::default());
+    assert!(empty.contains(&format!("open {root}/opt/chat/config.json")), "{empty}");
+}
+
 #[test]
 fn a_size_that_cannot_work_is_called_as_its_reader_wrote_it() {
     let engine = EngineSettings { max_model_len: Some(1_000_000), ..EngineSettings::default() };
