@@ -56,6 +56,8 @@ pub struct ControlPlaneOptions {
     pub services: Option<String>,
     /// Kinds beside Kubernetes' own. The garbage collector looks for new ones every 30 s, but at its start at once: these are there before.
     pub kinds: Vec<CustomResourceDefinition>,
+    /// APIs that the API server does not serve, as those of older releases do not, such as `resource.k8s.io/v1`. Controllers may need them.
+    pub without: Vec<String>,
 }
 
 /// What runs beside etcd and the API server.
@@ -377,6 +379,7 @@ impl Layout<'_> {
         if options.controllers == Controllers::None {
             args.push(flag("disable-admission-plugins", "ServiceAccount"));
         }
+        args.extend(options.without.iter().map(|api| flag("runtime-config", format!("{api}=false"))));
         if options.audit == Audit::Metadata {
             args.extend(self.audit_flags()?);
         }
