@@ -76,6 +76,10 @@ use crate::{
     ).message(
         "resources.gpus and parallelism.tensor differ, and each of the ranks that share a model has a GPU of its own: set parallelism.tensor to the number of GPUs, and remove resources.gpus, which follows from it"
     ),
+    validation = Rule::new(
+        "!has(self.spec.resources) || !has(self.spec.resources.deviceClass) || (has(self.spec.resources.gpus) && self.spec.resources.gpus > 0) \
+         || (has(self.spec.parallelism) && has(self.spec.parallelism.tensor) && self.spec.parallelism.tensor > 1)"
+    ).message("resources.deviceClass says what GPUs are claimed by, and none are asked for: set resources.gpus to 1 or remove deviceClass"),
     // Ranks on CPUs are for tests: they have the memory and the threads that one rank would have.
     validation = Rule::new(
         "!has(self.spec.resources) || !has(self.spec.resources.gpus) || self.spec.resources.gpus > 0 \
@@ -255,6 +259,9 @@ fn served_names_schema(_: &mut SchemaGenerator) -> Schema {
 /// What each replica asks of its node. Requests equal limits, so that a replica that fits keeps fitting.
 #[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(self.deviceClass) || !has(self.gpuResource)").message(
+    "resources.deviceClass and resources.gpuResource are two ways to ask for the same GPUs: remove gpuResource if a DRA driver gives them, deviceClass if a device plugin does"
+))]
 pub struct ResourcesSpec {
     /// CPUs per replica as a Kubernetes quantity (4, "500m"), request and limit, 50m to 1024. Default: none asked, none
     /// limited.
@@ -278,13 +285,23 @@ pub struct ResourcesSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = TENSOR_PARALLEL_MAX))]
     pub gpus: Option<u32>,
-    /// What the cluster calls its GPUs: the extended resource that its device plugin offers. Default: "nvidia.com/gpu".
+    /// What the cluster calls its GPUs: the extended resource that its device plugin offers, or that a DeviceClass names
+    /// (`extendedResourceName`). Not beside `deviceClass`. Default: "nvidia.com/gpu".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 3, max = 253))]
     #[x_kube(validation = Rule::new(
         "self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$')"
     ).message("resources.gpuResource: DOMAIN/NAME as the device plugin offers it, for example nvidia.com/gpu"))]
     pub gpu_resource: Option<String>,
+    /// DeviceClass that each of the GPUs is claimed by, where a driver of Dynamic Resource Allocation gives them and no device plugin
+    /// (Kubernetes 1.34 or newer): a replica's pod gets a ResourceClaim for all its GPUs. Not beside `gpuResource`. Default: none, GPUs are
+    /// asked for by `gpuResource`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 190))]
+    #[x_kube(validation = Rule::new(
+        "self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')"
+    ).message("resources.deviceClass: the name of a DeviceClass of the cluster, for example gpu.nvidia.com"))]
+    pub device_class: Option<String>,
 }
 
 /// Sizes of the engine in each replica.

@@ -21,6 +21,8 @@ pub mod conditions;
 #[cfg(feature = "resource")]
 pub mod crd;
 #[cfg(feature = "resource")]
+pub mod devices;
+#[cfg(feature = "resource")]
 pub mod fit;
 #[cfg(feature = "resource")]
 pub mod inference_budget;

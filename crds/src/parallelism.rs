@@ -5,7 +5,11 @@
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{contract::TENSOR_PARALLEL_MAX, inference_deployment::InferenceDeploymentSpec};
+use crate::{
+    contract::TENSOR_PARALLEL_MAX,
+    inference_deployment::InferenceDeploymentSpec,
+    nodes::{GPU_RESOURCE, GpuName},
+};
 
 /// How several GPUs share the model of a replica.
 #[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
@@ -30,5 +34,16 @@ impl InferenceDeploymentSpec {
     pub fn gpus(&self) -> u32 {
         let said = self.resources.as_ref().and_then(|resources| resources.gpus);
         said.unwrap_or_else(|| if self.tensor() > 1 { self.tensor() } else { 0 })
+    }
+
+    /// What its pods ask for GPUs by.
+    pub fn gpu_name(&self) -> GpuName<'_> {
+        let resources = self.resources.as_ref();
+        match resources.and_then(|resources| resources.device_class.as_deref()) {
+            Some(class) => GpuName::Class(class),
+            None => GpuName::Resource(
+                resources.and_then(|resources| resources.gpu_resource.as_deref()).unwrap_or(GPU_RESOURCE),
+            ),
+        }
     }
 }

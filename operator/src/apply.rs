@@ -154,10 +154,14 @@ impl Apply {
         for deletion in delete {
             self.delete(deletion, &mut applied).await?;
         }
+        if !create.is_empty() {
+            self.apply_claim(desired, &mut applied).await?;
+        }
         for ordinal in create {
             self.create(desired.pod(*ordinal), &mut applied).await?;
         }
         for (canary, ordinal) in desired.canary.iter().zip(create_canary) {
+            self.apply_claim(canary, &mut applied).await?;
             self.create(canary.pod(*ordinal), &mut applied).await?;
         }
         for pod in drain {
@@ -196,6 +200,23 @@ impl Apply {
         self.metrics.wrote(&kind, "apply");
         let result = self.api::<K>().patch(&child.name_any(), &params, &Patch::Apply(child)).await;
         outcome(result, || format!("{kind} {}", child.name_any()), applied).map(drop)
+    }
+
+    /// What claims are made from, before the pods that name it. Nobody looks whether it is there: it is written whenever pods are made, which costs
+    /// less than to watch it.
+    async fn apply_claim(&self, desired: &Desired, applied: &mut Applied) -> Result<(), ReconcileError> {
+        let Some(claim) = &desired.claim else { return Ok(()) };
+        match self.apply_child(claim, applied).await {
+            Err(ReconcileError::Apply { source: kube::Error::Api(answer), what }) if answer.code == 404 => {
+                let message =
+                    "the cluster serves no resource.k8s.io/v1, which is there from Kubernetes 1.34 on: remove \
+                    resources.deviceClass where a device plugin gives GPUs"
+                        .to_owned();
+                applied.refusals.push(Refusal { what, message });
+                Ok(())
+            }
+            outcome => outcome,
+        }
     }
 
     /// Somebody may take the whole kind away at any time: then there are no pools.

@@ -34,7 +34,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use stoker_crds::{InferenceDeployment, InferenceDeploymentStatus};
+use stoker_crds::{InferenceDeployment, InferenceDeploymentStatus, devices::Gpus};
 use tokio::{
     sync::{Notify, mpsc},
     task::JoinSet,
@@ -49,6 +49,7 @@ use crate::{
     clock::Clock,
     course,
     desired::{Desired, config_map_name, desired, labels},
+    devices::{self, Devices},
     endpoints::{Published, Publisher},
     error::ReconcileError,
     events::{events_of, old_crd},
@@ -136,6 +137,7 @@ struct Context {
     ledger: Ledger,
     findings: Findings,
     nodes: Watched<Node>,
+    devices: Devices,
     /// The API server's.
     release: Option<Release>,
     grants: Grants,
@@ -187,6 +189,7 @@ pub async fn run(
     };
     let (pools, pool_events, pools_listed) = Pools::watch(client.clone(), scope, options.pools);
     let (nodes, nodes_changed) = Watched::watch(Api::all(client.clone()), nodes::slim).await;
+    let (devices, devices_changed) = Devices::watch(&client).await;
     let (given, given_changed) = Watched::watch(api(&client, scope), budgets::slim).await;
     let grants = Grants::of_budgets(given);
     let (deployments, writer) = reflector::store();
@@ -302,6 +305,7 @@ pub async fn run(
         ledger,
         findings,
         nodes,
+        devices,
         release,
         grants,
         board,
@@ -321,6 +325,7 @@ pub async fn run(
         .owns_stream(pool_events)
         .reconcile_all_on(pools_listed)
         .reconcile_all_on(nodes_changed)
+        .reconcile_all_on(devices_changed)
         .reconcile_all_on(given_changed)
         .owns_stream(config_map_events)
         .owns_stream(budget_events)
@@ -390,6 +395,7 @@ fn slim(pod: &mut Pod) {
     pod.spec = Some(PodSpec {
         node_name: spec.node_name,
         node_selector: spec.node_selector,
+        resource_claims: spec.resource_claims,
         scheduling_gates: spec.scheduling_gates,
         containers: containers
             .map(|container| Container { name: container.name, resources: container.resources, ..Container::default() })
@@ -456,10 +462,13 @@ impl Context {
         let granted = self.grants.of(&observed.deployment);
         let asked = validate(&observed.deployment, &self.defaults)?;
         let asked = asked.limited_to(granted.as_ref().map(|granted| granted.grant.replicas));
+        let published = self.devices.seen();
+        let devices = devices::gpus(published.as_ref(), &observed.deployment.spec);
         let settled = course::settle(asked, observed).delivered_on(&Ground {
             rule: self.defaults.models.image_volumes,
             server: self.release,
             nodes: &self.nodes.seen(),
+            devices: devices.as_ref().ok(),
             spec: &observed.deployment.spec,
         });
         let deployment = self.among_others(settled).warm_on(&observed.standbys);
@@ -468,22 +477,29 @@ impl Context {
         let pools = self.caches.pools.kept();
         let desired =
             desired(&deployment, &self.keyring.public()).behind(identity, front.as_ref()).pooled(identity, pools);
-        let fit = self.fit(&deployment, &desired, observed);
+        let fit = self.fit(&deployment, &desired, observed, &devices);
         let plan = plan::plan(&deployment, &desired, observed, now);
         let plan = if fit.opinion.is_hopeless { plan.without_hopeless(&deployment.course) } else { plan };
-        let plan = plan.with_standby(&self.standby(&deployment, &desired, observed), now);
+        let plan = plan.with_standby(&self.standby(&deployment, &desired, observed, &devices), now);
         let scaling = self.ledger.latest(&observed.deployment);
         let finding = self.findings.of(observed.deployment.metadata.uid.as_deref());
         Ok(Decision { deployment, desired, plan, scaling, finding, fit, granted })
     }
 
-    fn fit(&self, deployment: &ValidatedDeployment, desired: &Desired, observed: &Observed) -> fits::Outlook {
+    fn fit(
+        &self,
+        deployment: &ValidatedDeployment,
+        desired: &Desired,
+        observed: &Observed,
+        devices: &Result<Gpus<'_>, String>,
+    ) -> fits::Outlook {
         fits::look(&fits::Scene {
             deployment: &observed.deployment,
             revision: rollback::asked(deployment, desired),
             replicas: &observed.replicas,
             descriptions: &observed.descriptions,
             nodes: &self.nodes.seen(),
+            devices,
         })
     }
 
@@ -493,6 +509,7 @@ impl Context {
         deployment: &ValidatedDeployment,
         desired: &'a Desired,
         observed: &'a Observed,
+        devices: &Result<Gpus<'_>, String>,
     ) -> standby::Scene<'a> {
         let wanted = deployment.nodes_on_standby();
         let written = observed.deployment.status.as_ref().and_then(|status| status.standby.as_ref());
@@ -500,16 +517,22 @@ impl Context {
             written.is_some_and(|written| written.revision == desired.revision && written.refused.is_some());
         let (revision, pods) = (desired.revision.as_str(), &*observed.standbys);
         // Others' pods are looked at for those alone that want it.
-        let spots = if wanted == 0 { Ok(Vec::new()) } else { self.spots(deployment, observed) };
+        let spots = if wanted == 0 { Ok(Vec::new()) } else { self.spots(deployment, observed, devices) };
         standby::Scene { wanted, revision, spots, pods, is_refused }
     }
 
-    fn spots(&self, deployment: &ValidatedDeployment, observed: &Observed) -> Result<Vec<standby::Spot>, String> {
+    fn spots(
+        &self,
+        deployment: &ValidatedDeployment,
+        observed: &Observed,
+        devices: &Result<Gpus<'_>, String>,
+    ) -> Result<Vec<standby::Spot>, String> {
         standby::spots(&standby::Ground {
             deployment,
             spec: &observed.deployment.spec,
             replicas: &observed.replicas,
             nodes: &self.nodes.seen(),
+            devices: devices.as_ref().map_err(Clone::clone)?,
             pods: &self.caches.pods.state(),
         })
     }

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 
 use k8s_openapi::api::core::v1::Node;
 use serde_json::Value;
-use stoker_crds::{InferenceDeployment, conditions, fit::asked, status::FitStatus};
+use stoker_crds::{InferenceDeployment, conditions, devices::Gpus, fit::asked, status::FitStatus};
 use stoker_fit::plan::Model;
 use stoker_replica::{Replica, Trouble};
 
@@ -40,6 +40,8 @@ pub struct Scene<'a> {
     pub descriptions: &'a HashMap<String, Described>,
     /// The nodes.
     pub nodes: &'a Seen<Node>,
+    /// The GPUs among what drivers publish, or why nobody knows them.
+    pub devices: &'a Result<Gpus<'a>, String>,
 }
 
 /// What there is to say.

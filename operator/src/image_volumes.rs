@@ -11,7 +11,8 @@ use k8s_openapi::api::core::v1::{LocalObjectReference, Node, NodeSystemInfo};
 use kube::{Client, ResourceExt};
 use stoker_crds::{
     InferenceDeploymentSpec,
-    nodes::{Placement, allocatable},
+    devices::Gpus,
+    nodes::{Placement, gpus_on},
 };
 use tracing::warn;
 
@@ -77,6 +78,8 @@ pub struct Ground<'a> {
     pub server: Option<Release>,
     /// The nodes.
     pub nodes: &'a Seen<Node>,
+    /// The GPUs among what drivers publish; `None` where nobody knows them: then any node may have some.
+    pub devices: Option<&'a Gpus<'a>>,
     /// Says which of them its pods may land on.
     pub spec: &'a InferenceDeploymentSpec,
 }
@@ -163,7 +166,8 @@ fn nodes_mount(ground: &Ground<'_>) -> Result<(), String> {
         Seen::NotYet => return Err("nodes were not listed yet".to_owned()),
     };
     let (placement, gpus) = (Placement::of(ground.spec), u64::from(ground.spec.gpus()));
-    let has_gpus = |node: &&Node| gpus == 0 || allocatable(node, placement.resource).is_some_and(|n| n >= gpus);
+    let has_some = |node: &Node, devices| gpus_on(node, placement.gpus, devices).is_some_and(|n| n >= gpus);
+    let has_gpus = |node: &&Node| gpus == 0 || ground.devices.is_none_or(|devices| has_some(node, devices));
     let could_run = nodes.iter().filter(|node| placement.admits(node)).filter(has_gpus);
     let said: Vec<Result<(), String>> = could_run.map(node_mounts).collect();
     if said.is_empty() {

@@ -14,6 +14,7 @@ pub mod clock;
 pub mod controller;
 pub mod course;
 pub mod desired;
+pub mod devices;
 pub mod endpoints;
 pub mod error;
 pub mod events;

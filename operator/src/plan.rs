@@ -21,7 +21,7 @@ use stoker_replica::{Needs, Replica};
 
 use crate::{
     course::{Course, kept_inputs},
-    desired::{Desired, config_map_name, labels},
+    desired::{Desired, claims, config_map_name, labels},
     observe::{Child, Observed},
     rollout::{
         CanaryWanted, RolloutPlan, Strategy, Wanted, plan_rollout,
@@ -279,7 +279,8 @@ fn canary(deployment: &ValidatedDeployment, desired: &Desired, observed: &Observ
 
 fn needs(inputs: &ReplicaInputs) -> Needs {
     let request = |(name, Quantity(amount)): (&String, &Quantity)| (name.clone(), amount.clone());
-    Needs { requests: inputs.resources.iter().map(request).collect(), node_selector: inputs.node_selector.clone() }
+    let requests = inputs.resources.iter().map(request).chain(claims::quantities(inputs));
+    Needs { requests: requests.collect(), node_selector: inputs.node_selector.clone() }
 }
 
 /// Somebody else's number has to be there before an HPA can read it; one that was left behind says nothing once the

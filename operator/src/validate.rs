@@ -27,7 +27,7 @@ pub use self::{
 };
 pub(crate) use self::{
     model::{IMAGE_FOLDER, LOGIN_KEY},
-    replica::{GPU_RESOURCE, as_quantity},
+    replica::as_quantity,
 };
 use crate::{
     allow::Allowed,

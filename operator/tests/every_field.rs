@@ -63,6 +63,7 @@ fn objects() -> [Value; 4] {
     });
     let scaled = json!({
         "model": {"source": "builtin://ember"},
+        "resources": {"deviceClass": "gpu.nvidia.com"},
         "parallelism": {"tensor": 2},
         "pod": {"securityContext": {"platformIds": true}},
         "rollout": {"minAvailable": "75%"},
@@ -115,7 +116,7 @@ fn wants(spec: &Value) -> Result<Wants, String> {
     let mut desired = desired(&valid, "");
     let kept = desired.config_map.data.as_mut().unwrap();
     assert!([SPEC_FILE, INPUTS_FILE].map(|copy| kept.remove(copy).is_some()) == [true; 2], "copies have other names");
-    let children = (&desired.service, &desired.config_map, &desired.budget, &desired.network_policy);
+    let children = (&desired.service, &desired.config_map, &desired.budget, &desired.network_policy, &desired.claim);
     let made = format!("{children:?} {:?}", desired.pod(0)).replace(&desired.revision, "REVISION");
     let ValidatedDeployment {
         replicas,

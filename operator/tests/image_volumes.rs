@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::{Value, json};
-use stoker_crds::InferenceDeployment;
+use stoker_crds::{InferenceDeployment, devices::Published};
 use stoker_operator::{
     desired::{Desired, desired},
+    devices,
     image_volumes::{Delivery, Ground, ImageVolumes, Release},
     validate::{Defaults, ModelDefaults, ValidatedDeployment, validate},
     watched::Seen,
@@ -46,6 +47,7 @@ struct Case {
     rule: ImageVolumes,
     server: &'static str,
     nodes: Seen<Node>,
+    published: Option<Published>,
     cache: Option<String>,
 }
 
@@ -54,7 +56,7 @@ impl Case {
     fn of(source: &str) -> Self {
         let spec = json!({"model": {"source": source}, "resources": {"gpus": 1}});
         let (rule, server) = (ImageVolumes::Auto, "v1.35.0");
-        Self { spec, rule, server, nodes: seen(&[able("a"), able("b")]), cache: None }
+        Self { spec, rule, server, nodes: seen(&[able("a"), able("b")]), published: None, cache: None }
     }
 
     fn on(nodes: &[Value]) -> Self {
@@ -76,7 +78,8 @@ impl Case {
         let models = ModelDefaults { node_cache: self.cache.clone(), ..ModelDefaults::default() };
         let defaults = Defaults { agent_image: "agent:1".into(), models, ..Defaults::default() };
         let (server, spec) = (Release::parse(self.server), &object.spec);
-        let ground = Ground { rule: self.rule, server, nodes: &self.nodes, spec };
+        let devices = devices::gpus(self.published.as_ref(), spec);
+        let ground = Ground { rule: self.rule, server, nodes: &self.nodes, devices: devices.as_ref().ok(), spec };
         validate(&object, &defaults).unwrap().delivered_on(&ground)
     }
 
@@ -119,6 +122,35 @@ fn an_image_by_digest_and_folder_is_mounted_where_api_server_and_nodes_do_that()
         let case = Case { rule: ImageVolumes::Always, server: "v1.33.1", nodes, ..Case::of(&by_digest()) };
         assert_eq!(case.delivery(), mounted);
     }
+}
+
+/// Kubelets of nodes whose GPUs no device plugin offers.
+#[test]
+fn nodes_whose_gpus_a_driver_gives_are_those_that_have_to_mount() {
+    let bare = |mut node: Value| {
+        node["status"]["allocatable"] = json!({"cpu": "4"});
+        node
+    };
+    let nodes = [bare(able("a")), bare(node("old", "v1.30.0", "containerd://1.7.0"))];
+    let slice = json!({"metadata": {"name": "a"}, "spec": {"driver": "gpu.nvidia.com", "nodeName": "a",
+        "pool": {"name": "a", "generation": 1, "resourceSliceCount": 1}, "devices": [{"name": "gpu-0"}]}});
+    let selector = json!({"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}});
+    let spec = json!({"selectors": [selector], "extendedResourceName": "nvidia.com/gpu"});
+    let published = Published {
+        slices: Arc::new(serde_json::from_value(json!([slice])).unwrap()),
+        claims: Arc::default(),
+        classes: Arc::new(serde_json::from_value(json!([{"metadata": {"name": "gpu"}, "spec": spec}])).unwrap()),
+    };
+    let claimed = json!({"gpus": 1, "deviceClass": "gpu"});
+    for resources in [json!({"gpus": 1}), claimed.clone()] {
+        let mut case = Case { published: Some(published.clone()), ..Case::on(&nodes) };
+        case.spec["resources"] = resources;
+        assert_eq!(case.delivery(), "mounted by the node");
+    }
+    // Where nobody knows what the class has it may be on any of them.
+    let mut case = Case::on(&nodes);
+    case.spec["resources"] = claimed;
+    assert!(case.delivery().contains("node old runs kubelet v1.30.0"), "{}", case.delivery());
 }
 
 #[test]

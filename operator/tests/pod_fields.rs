@@ -158,6 +158,36 @@ fn ranks_have_a_gpu_each_and_the_agent_is_told() {
     }
 }
 
+/// Claims of the pod and of the container that computes, and the template, of a deployment with these resources.
+fn claimed_by(resources: &str) -> [Value; 3] {
+    let mut deployment = deployment(&json!({}));
+    deployment.spec.resources = serde_norway::from_str(resources).unwrap();
+    deployment.spec.parallelism = serde_norway::from_str("{tensor: 2}").unwrap();
+    let defaults = Defaults { agent_image: "agent:1".into(), ..Defaults::default() };
+    let desired = desired(&validate(&deployment, &defaults).unwrap(), "");
+    let pod = serde_json::to_value(desired.pod(0)).unwrap();
+    let container = &pod["spec"]["containers"][0]["resources"];
+    [pod["spec"]["resourceClaims"].clone(), container.clone(), serde_json::to_value(&desired.claim).unwrap()]
+}
+
+#[test]
+fn gpus_of_a_class_are_one_claim_of_the_pod_and_no_resource() {
+    let [of_pod, container, template] = claimed_by("{deviceClass: gpu.nvidia.com, cpu: 4}");
+    let name = "chat.2.gpu.nvidia.com";
+    assert_eq!(of_pod, json!([{"name": "gpus", "resourceClaimTemplateName": name}]));
+    let asked = json!({"cpu": "4"});
+    assert_eq!(container, json!({"requests": asked, "limits": asked, "claims": [{"name": "gpus"}]}));
+    assert_eq!(claimed_by("{deviceClass: gpu.nvidia.com}")[1], json!({"claims": [{"name": "gpus"}]}));
+    assert_eq!(
+        (&template["metadata"]["name"], &template["metadata"]["ownerReferences"][0]["uid"]),
+        (&json!(name), &json!("uid-chat"))
+    );
+    let exactly = json!({"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": 2});
+    assert_eq!(template["spec"]["spec"]["devices"]["requests"], json!([{"name": "gpus", "exactly": exactly}]));
+    let [of_pod, container, template] = claimed_by("{}");
+    assert_eq!((of_pod, &container["claims"], template), (Value::Null, &Value::Null, Value::Null));
+}
+
 #[test]
 fn more_ranks_are_another_revision_and_one_is_the_revision_of_none() {
     let revision = |parallelism: &str, gpus: &str| {

@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use std::{fs, path::Path, sync::Arc};
+use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -12,6 +12,7 @@ use stoker_crds::{
     InferenceDeployment,
     contract::{AgentPhase, LoadReport},
     intent::Want,
+    nodes::GpuName,
 };
 use stoker_operator::{
     apply::Applied,
@@ -67,6 +68,9 @@ struct Pod {
     load: Option<Said>,
     #[serde(default)]
     cpu: Option<String>,
+    /// Devices that it claims, by their class.
+    #[serde(default)]
+    claims: BTreeMap<String, String>,
 }
 
 fn long_ago() -> u64 {
@@ -210,12 +214,15 @@ fn replica(pod: &Pod, desired: &Desired) -> Replica {
         lost: false,
         gone_by: None,
         node: None,
-        needs: Needs {
-            requests: pod.cpu.iter().map(|cpu| ("cpu".to_owned(), cpu.clone())).collect(),
-            ..Needs::default()
-        },
+        needs: needs(pod),
     };
     Replica { pod, reading: reading.unwrap_or_default(), intent }
+}
+
+fn needs(pod: &Pod) -> Needs {
+    let cpu = pod.cpu.iter().map(|cpu| ("cpu".to_owned(), cpu.clone()));
+    let claimed = pod.claims.iter().map(|(class, count)| (GpuName::Class(class).counted_as(), count.clone()));
+    Needs { requests: cpu.chain(claimed).collect(), ..Needs::default() }
 }
 
 fn stage(pod: &Pod) -> Stage {

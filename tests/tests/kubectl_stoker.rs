@@ -335,3 +335,37 @@ fn a_plan_against_a_cluster_counts_the_gpus_of_its_nodes() {
     );
     assert!(said.contains("131,072 tokens of context"), "{said}");
 }
+
+#[test]
+fn a_plan_against_a_cluster_counts_devices_that_no_claim_holds() {
+    let stage = Stage::set();
+    let kind = |kind: &str, name: &str| json!({"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": {"name": name}, "spec": {}});
+    stage.apply(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "dra-0"}}));
+    let device = |place: u32| {
+        json!({"name": format!("gpu-{place}"), "capacity": {"memory": {"value": "143771Mi"}},
+            "attributes": {"productName": {"string": "NVIDIA H200"}}})
+    };
+    let mut slice = kind("ResourceSlice", "dra-0");
+    slice["spec"] = json!({"driver": "gpu.nvidia.com", "nodeName": "dra-0", "devices": [0, 1, 2, 3].map(device),
+        "pool": {"name": "dra-0", "generation": 1, "resourceSliceCount": 1}});
+    stage.apply(&slice);
+    let mut class = kind("DeviceClass", "gpu.nvidia.com");
+    class["spec"]["selectors"] = json!([{"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}}]);
+    stage.apply(&class);
+    let mut claim = kind("ResourceClaim", "taken");
+    claim["spec"]["devices"]["requests"] = json!([{"name": "gpus", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]);
+    stage.apply(&claim);
+    let spec = json!({"model": {"source": "hf://meta-llama/Llama-3.1-8B"}, "parallelism": {"tensor": 2},
+        "resources": {"deviceClass": "gpu.nvidia.com"}});
+    let file = manifest(stage.dir.path(), &spec);
+    let config = published("llama-3.1-8b").display().to_string();
+    let said = || stage.said(&["plan", "-f", &file, "--config", &config]);
+    let all = said();
+    assert!(all.contains("2 x NVIDIA H200, 140.4 GiB each (1 nodes, 4 GPUs free, room for 2 replicas now)"), "{all}");
+    let results = json!([{"driver": "gpu.nvidia.com", "pool": "dra-0", "device": "gpu-1", "request": "gpus"}]);
+    let status = json!({"status": {"allocation": {"devices": {"results": results}}}}).to_string();
+    let patch = ["patch", "resourceclaim", "taken", "--subresource=status", "--type=merge", "-p", &status];
+    stage.kubectl(&patch, "").unwrap();
+    let less = said();
+    assert!(less.contains("(1 nodes, 3 GPUs free, room for 1 replicas now)"), "{less}");
+}

@@ -12,7 +12,7 @@ use axum::http::Request;
 use kube::Client;
 use serde_json::{Value, json};
 use stoker_cluster::{ControlPlane, ControlPlaneOptions, established};
-use stoker_crds::InferenceDeployment;
+use stoker_crds::{InferenceDeployment, devices::Gpus};
 use stoker_operator::{
     desired::desired,
     image_volumes::{Ground, ImageVolumes, Release},
@@ -321,6 +321,12 @@ fn absurd_numbers_name_field_and_limit() {
         refused(ember_with(json!({"parallelism": {"tensor": tensor}})), &["spec.parallelism.tensor", words]);
     }
     refused(ember_with(json!({"resources": {"gpuResource": "gpu"}})), &["resources.gpuResource: DOMAIN/NAME"]);
+    for wrong in ["GPU", "gpu.", "a/b", "a..b"] {
+        refused(
+            ember_with(json!({"resources": {"gpus": 1, "deviceClass": wrong}})),
+            &["resources.deviceClass: the name of a DeviceClass"],
+        );
+    }
     refused(ember_with(json!({"resources": {"memory": "1Ki"}})), &["resources.memory", "64Mi to 64Ti"]);
 }
 
@@ -354,6 +360,21 @@ fn combinations_that_cannot_work_name_both_fields() {
         (json!({"gpuResource": "nvidia.com/mig-3g.71gb"}), json!({"tensor": 2})),
     ] {
         accepted(on_gpus(resources, parallelism));
+    }
+    let claimed = |more: Value| {
+        let mut resources = json!({"deviceClass": "gpu.nvidia.com"});
+        resources.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        resources
+    };
+    accepted(on_gpus(claimed(json!({"gpus": 1})), json!({})));
+    accepted(on_gpus(claimed(json!({})), json!({"tensor": 2})));
+    let two_ways = ["resources.deviceClass and resources.gpuResource", "remove gpuResource if a DRA driver gives them"];
+    refused(on_gpus(claimed(json!({"gpus": 1, "gpuResource": "nvidia.com/gpu"})), json!({})), &two_ways);
+    for none in [json!({}), json!({"gpus": 0})] {
+        refused(
+            on_gpus(claimed(none), json!({})),
+            &["none are asked for", "set resources.gpus to 1 or remove deviceClass"],
+        );
     }
     refused(
         engine(json!({"maxModelLen": 4096, "kvCacheTokens": 1024})),
@@ -662,7 +683,8 @@ fn a_restricted_namespace_admits_a_pod_that_mounts_its_model_s_image() {
     });
     let deployment: InferenceDeployment = serde_json::from_value(deployment).unwrap();
     let defaults = Defaults { agent_image: "agent:1".into(), ..Defaults::default() };
-    let ground = Ground { rule: ImageVolumes::Auto, server, nodes: &nodes, spec: &deployment.spec };
+    let (rule, devices) = (ImageVolumes::Auto, Gpus::default());
+    let ground = Ground { rule, server, nodes: &nodes, devices: Some(&devices), spec: &deployment.spec };
     let valid = validate(&deployment, &defaults).unwrap().delivered_on(&ground);
     let mut pod = serde_json::to_value(desired(&valid, "").pod(0)).unwrap();
     pod["apiVersion"] = "v1".into();

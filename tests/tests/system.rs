@@ -41,6 +41,7 @@ mod operator_budgets;
 mod operator_canary;
 mod operator_canary_weights;
 mod operator_clock;
+mod operator_devices;
 mod operator_faults;
 mod operator_fits;
 mod operator_gpus;

@@ -119,6 +119,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list, watch]
+# The same of GPUs that drivers publish (Dynamic Resource Allocation), and who has them. These are in no namespace, too, but for claims.
+- apiGroups: [resource.k8s.io]
+  resources: [resourceslices, deviceclasses, resourceclaims]
+  verbs: [list, watch]
+# What the claims of pods are made from, where a deployment asks for its GPUs by resources.deviceClass; it goes with the deployment.
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaimtemplates]
+  verbs: [create, patch]
 # What it says about them in `kubectl describe`.
 - apiGroups: [events.k8s.io]
   resources: [events]

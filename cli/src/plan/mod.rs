@@ -110,7 +110,7 @@ async fn places(args: &PlanArgs, spec: &InferenceDeploymentSpec) -> Result<Vec<(
     if kinds.is_empty() {
         bail!(
             "no node of the cluster that its pods may run on has {}: say the GPU with --gpu or --gpu-memory",
-            placement.resource
+            placement.gpus
         );
     }
     Ok(kinds.into_iter().map(|kind| (Place::Gpu(kind.card), Some(kind))).collect())

@@ -1,9 +1,15 @@
 //! GPUs of a cluster, asked of its API server.
 
-use anyhow::{Context, Result};
+use std::{fmt::Debug, sync::Arc};
+
+use anyhow::{Context, Result, anyhow};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::{Api, api::ListParams};
-use stoker_crds::nodes::{GpuKind, Placement, kinds_of};
+use kube::{Api, Client, Resource, api::ListParams};
+use serde::de::DeserializeOwned;
+use stoker_crds::{
+    devices::{Published, gpus as gpus_of},
+    nodes::{GpuKind, Placement, kinds_of},
+};
 
 use crate::cluster::Cluster;
 
@@ -20,5 +26,26 @@ pub(super) async fn kinds(cluster: &Cluster, placement: &Placement<'_>, gpus: u3
         .await
         .context("list pods of all namespaces: that needs the right to, else say the GPU with --gpu")?
         .items;
-    Ok(kinds_of(&nodes, &pods, placement, gpus))
+    let published = published(&cluster.client).await.context("list what drivers publish of their devices")?;
+    let devices = gpus_of(published.as_ref(), placement.gpus)
+        .map_err(|why| anyhow!("{why}: say the GPU with --gpu or --gpu-memory"))?;
+    Ok(kinds_of(&nodes, &pods, placement, gpus, devices))
+}
+
+async fn published(client: &Client) -> kube::Result<Option<Published>> {
+    let (slices, claims, classes) = tokio::try_join!(listed(client), listed(client), listed(client))?;
+    let all = slices.zip(claims).zip(classes);
+    Ok(all.map(|((slices, claims), classes)| Published { slices, claims, classes }))
+}
+
+/// `None` where the cluster has no such kind, or there is no right to list it.
+async fn listed<K>(client: &Client) -> kube::Result<Option<Arc<Vec<K>>>>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    match Api::<K>::all(client.clone()).list(&ListParams::default()).await {
+        Ok(list) => Ok(Some(Arc::new(list.items))),
+        Err(kube::Error::Api(answer)) if matches!(answer.code, 403 | 404) => Ok(None),
+        Err(error) => Err(error),
+    }
 }

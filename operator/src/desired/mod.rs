@@ -3,6 +3,7 @@
 
 mod additions;
 mod budget;
+pub(crate) mod claims;
 mod config_map;
 mod fetch;
 pub mod labels;
@@ -21,6 +22,7 @@ use k8s_openapi::{
         discovery::v1::EndpointSlice,
         networking::v1::NetworkPolicy,
         policy::v1::PodDisruptionBudget,
+        resource::v1::ResourceClaimTemplate,
     },
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
@@ -51,8 +53,10 @@ pub struct Desired {
     pub slices: Vec<EndpointSlice>,
     /// The agent's configuration, immutable, one per revision.
     pub config_map: ConfigMap,
-    /// What its canary is made from, if the deployment is on a course with one: of this only the revision, its ConfigMap and its pod.
+    /// What its canary is made from, if the deployment is on a course with one: of this only the revision, its ConfigMap, its claim and its pod.
     pub canary: Option<Box<Self>>,
+    /// What Kubernetes makes the claims of its pods from, where their GPUs are claimed.
+    pub claim: Option<ResourceClaimTemplate>,
     /// The operator's public keys.
     pub keys: ConfigMap,
     /// Evictions take one replica at a time.
@@ -82,6 +86,7 @@ pub fn desired(deployment: &ValidatedDeployment, public_keys: &str) -> Desired {
             Course::Canary(asked) => Some(Box::new(desired(asked, public_keys))),
             Course::AsAsked | Course::Held { .. } | Course::RolledBack(_) => None,
         },
+        claim: claims::template(&deployment.identity, &deployment.replica),
         keys: config_map::keys(&deployment.identity, public_keys),
         budget: budget::budget(deployment),
         network_policy: deployment

@@ -22,7 +22,7 @@ use stoker_crds::{
     pod::SeLinux,
 };
 
-use super::{additions, config_map_name, fetch, keys_name, labels, owner, preference};
+use super::{additions, claims, config_map_name, fetch, keys_name, labels, owner, preference};
 use crate::{
     image_volumes::MountedImage,
     validate::{MODEL_LINK, MODEL_MOUNT, ModelFetch, ReplicaInputs, ValidatedDeployment},
@@ -64,6 +64,7 @@ pub(super) fn template(deployment: &ValidatedDeployment, revision: &str) -> Pod 
                 inputs.topology_spread_constraints.iter().map(|spread| constraint(spread, &identity.name)).collect(),
             ),
             affinity: preference::affinity(deployment),
+            resource_claims: claims::of_pod(&identity.name, inputs),
             ..pod_spec(
                 inputs,
                 &Model::of(deployment),
@@ -240,14 +241,19 @@ fn probe(path: &str, pace: Pace) -> Probe {
 }
 
 fn resource_requirements(inputs: &ReplicaInputs) -> Option<ResourceRequirements> {
-    let quantities = Some(inputs.resources.clone()).filter(|quantities| !quantities.is_empty())?;
-    Some(ResourceRequirements { requests: Some(quantities.clone()), limits: Some(quantities), claims: None })
+    let quantities = Some(inputs.resources.clone()).filter(|quantities| !quantities.is_empty());
+    let claims = claims::of_container(inputs);
+    (quantities.is_some() || claims.is_some()).then(|| ResourceRequirements {
+        requests: quantities.clone(),
+        limits: quantities,
+        claims,
+    })
 }
 
 /// What holds for the replica without its GPUs: a container that uses none, and asks for no less of the rest, so that the
 /// pod is in the same class of service.
 pub(super) fn resources_without_gpus(inputs: &ReplicaInputs) -> Option<ResourceRequirements> {
-    let mut resources = resource_requirements(inputs)?;
+    let mut resources = ResourceRequirements { claims: None, ..resource_requirements(inputs)? };
     for quantities in [&mut resources.requests, &mut resources.limits].into_iter().flatten() {
         quantities.retain(|name, _| matches!(name.as_str(), "cpu" | "memory"));
     }

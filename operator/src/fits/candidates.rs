@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
 use stoker_crds::{
     fit::host_bytes,
-    nodes::{MEMORY, PRODUCT, Placement, allocatable, card_of, is_closed},
+    nodes::{MEMORY, PRODUCT, Placement, allocatable, cards_on, gpus_on, is_closed},
 };
 use stoker_fit::{
     gpu::Card,
@@ -58,10 +58,11 @@ pub(super) fn field(scene: &Scene<'_>) -> Field {
     };
     let placement = Placement::of(spec);
     let open = nodes.iter().filter(|node| !is_closed(node) && placement.admits(node));
-    match spec.gpus() {
-        0 => hosts(open, limit_bytes, scene),
-        gpus => {
-            let enough = |node: &&Node| allocatable(node, placement.resource).is_some_and(|n| n >= u64::from(gpus));
+    match (spec.gpus(), scene.devices) {
+        (0, _) => hosts(open, limit_bytes, scene),
+        (_, Err(why)) => Field::Unknown(why.clone()),
+        (gpus, Ok(devices)) => {
+            let enough = |node: &&Node| gpus_on(node, placement.gpus, devices).is_some_and(|n| n >= u64::from(gpus));
             kinds(open.filter(enough).collect(), &placement, scene)
         }
     }
@@ -86,40 +87,55 @@ fn on_cpus(limit_bytes: u64, scene: &Scene<'_>) -> Candidate {
 fn kinds(nodes: Vec<&Node>, placement: &Placement<'_>, scene: &Scene<'_>) -> Field {
     let gpus = scene.deployment.spec.gpus();
     if nodes.is_empty() {
-        let resource = placement.resource;
+        let name = placement.gpus;
         return Field::Unknown(format!(
-            "no open node that its pods may land on has {gpus} of {resource}: known once there is one"
+            "no open node that its pods may land on has {gpus} of {name}: known once there is one"
         ));
     }
-    let mut kinds: BTreeMap<String, Candidate> = BTreeMap::new();
+    let mut kinds: BTreeMap<(String, u64), Candidate> = BTreeMap::new();
+    let mut untold = 0;
     for node in &nodes {
-        let Some((product, card)) = card(node, scene) else { continue };
+        let cards = cards(node, scene);
+        untold += usize::from(cards.is_empty());
         let proves = of_revision(scene).any(|(replica, told)| told.node == node.name_any() && replica.serves());
-        let kind = kinds.entry(product.clone()).or_insert_with(|| Candidate {
-            label: format!("{gpus} x {product} of {}", gib(card.total_bytes())),
-            product: node.labels().get(PRODUCT).cloned(),
-            place: Place::Gpu(card),
-            nodes: 0,
-            is_proven: false,
-        });
-        kind.nodes += 1;
-        kind.is_proven |= proves;
+        for (product, card) in cards {
+            // Partitions of a GPU have its name.
+            let kind = kinds.entry((product.clone(), card.memory_mib)).or_insert_with(|| Candidate {
+                label: format!("{gpus} x {product} of {}", gib(card.total_bytes())),
+                product: node.labels().get(PRODUCT).cloned(),
+                place: Place::Gpu(card),
+                nodes: 0,
+                is_proven: false,
+            });
+            kind.nodes += 1;
+            kind.is_proven |= proves;
+        }
     }
-    match nodes.len() - kinds.values().map(|kind| kind.nodes).sum::<usize>() {
+    match untold {
         0 => Field::Known(kinds.into_values().collect()),
         untold => Field::Unknown(format!(
-            "{untold} of {} nodes that its pods may land on do not say by the labels {PRODUCT} and {MEMORY} what GPUs they have",
+            "{untold} of {} nodes that its pods may land on do not say by the labels {PRODUCT} and {MEMORY} what GPUs they have, nor do \
+             ResourceSlices",
             nodes.len()
         )),
     }
 }
 
-/// By labels; else by what an agent on the node found.
+/// The kind of the node's GPUs, where they are of one.
 pub(super) fn card(node: &Node, scene: &Scene<'_>) -> Option<(String, Card)> {
-    card_of(node).or_else(|| {
+    let mut cards = cards(node, scene);
+    cards.pop().filter(|_| cards.is_empty())
+}
+
+/// As the node's labels or its driver say, else by what an agent there found.
+fn cards(node: &Node, scene: &Scene<'_>) -> Vec<(String, Card)> {
+    let devices = scene.devices.as_ref().ok();
+    let said = devices.and_then(|devices| cards_on(node, scene.deployment.spec.gpu_name(), devices));
+    let found = || {
         let name = node.name_any();
         let told = scene.descriptions.values().filter(|told| told.node == name);
         let mut found = told.filter_map(|told| Card::named(&told.description.memory.as_ref()?.device));
-        found.next().map(|card| (card.name.to_owned(), card))
-    })
+        found.next().map(|card| vec![(card.name.to_owned(), card)])
+    };
+    said.or_else(found).unwrap_or_default()
 }

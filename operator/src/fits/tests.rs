@@ -8,10 +8,12 @@ use serde_json::{Value, json};
 use stoker_crds::{
     contract::LoadReport,
     description::{Description, MemoryReport},
+    devices::Published,
 };
 use stoker_replica::{Needs, ObservedPod, Reading, Stage};
 
 use super::*;
+use crate::devices;
 
 const REVISION: &str = "0a";
 
@@ -38,6 +40,7 @@ struct World {
     spec: Value,
     status: Value,
     nodes: Seen<Node>,
+    published: Option<Published>,
     said: Vec<Said>,
 }
 
@@ -47,13 +50,14 @@ impl World {
         let mut spec = json!({"model": {"source": "hf://org/llama"}, "resources": {"gpus": 1}});
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let fit = json!({"source": "hf://org/llama", "config": config("llama-3.1-8b")});
-        Self { spec, status: json!({"fit": fit}), nodes: Seen::All(Arc::new(nodes.to_vec())), said: Vec::new() }
+        let nodes = Seen::All(Arc::new(nodes.to_vec()));
+        Self { spec, status: json!({"fit": fit}), nodes, published: None, said: Vec::new() }
     }
 
     fn look(&self) -> Outlook {
         let object = json!({"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "spec": self.spec,
             "status": self.status, "metadata": {"name": "chat", "namespace": "a", "uid": "u", "generation": 1}});
-        let deployment = serde_json::from_value(object).unwrap();
+        let deployment: InferenceDeployment = serde_json::from_value(object).unwrap();
         let replicas: Vec<Replica> = self.said.iter().map(replica).collect();
         let told =
             |said: &Said| Described { node: said.node.to_owned(), description: Arc::new(said.description.clone()) };
@@ -64,6 +68,7 @@ impl World {
             replicas: &replicas,
             descriptions: &descriptions,
             nodes: &self.nodes,
+            devices: &devices::gpus(self.published.as_ref(), &deployment.spec),
         })
     }
 
@@ -242,4 +247,69 @@ fn what_no_node_whatever_could_run_gets_no_pod() {
     let (fits, _, message, hopeless) = world.said();
     assert_eq!((fits, hopeless), (Some(false), true));
     assert!(message.contains("above the model's own limit of 131072"), "{message}");
+}
+
+/// A node without labels that offers so many GPUs through a device plugin.
+fn unlabelled(name: &str, gpus: u32) -> Node {
+    let offered = json!({"nvidia.com/gpu": gpus.to_string(), "memory": "16Gi"});
+    serde_json::from_value(json!({"metadata": {"name": name}, "status": {"allocatable": offered}})).unwrap()
+}
+
+/// GPUs of these products and sizes, which their driver publishes on a node, and the class that means them.
+fn published(node: &str, gpus: &[(&str, &str)]) -> Published {
+    let device = |(place, (product, memory)): (usize, &(&str, &str))| {
+        json!({"name": format!("gpu-{place}"), "capacity": {"memory": {"value": memory}},
+            "attributes": {"type": {"string": "gpu"}, "productName": {"string": product}}})
+    };
+    let devices: Vec<Value> = gpus.iter().enumerate().map(device).collect();
+    let pool = json!({"name": node, "generation": 1, "resourceSliceCount": 1});
+    let slice = json!({"metadata": {"name": node}, "spec": {
+        "driver": "gpu.nvidia.com", "nodeName": node, "pool": pool, "devices": devices}});
+    let selector = json!({"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}});
+    let class = json!({"metadata": {"name": "gpu.nvidia.com"}, "spec": {"selectors": [selector]}});
+    let one = |object: Value| vec![object];
+    Published {
+        slices: Arc::new(serde_json::from_value(one(slice).into()).unwrap()),
+        claims: Arc::default(),
+        classes: Arc::new(serde_json::from_value(one(class).into()).unwrap()),
+    }
+}
+
+#[test]
+fn a_node_without_labels_has_the_gpus_that_their_driver_publishes() {
+    let of = |published: Option<Published>| World { published, ..World::of(json!({}), &[unlabelled("a", 1)]) }.said();
+    let (fits, reason, ..) = of(None);
+    assert_eq!((fits, reason.as_str()), (None, "NodesUnknown"));
+    let (fits, _, message, _) = of(Some(published("a", &[("NVIDIA H200", "143771Mi")])));
+    assert_eq!(fits, Some(true), "{message}");
+    assert!(message.starts_with("on 1 x NVIDIA H200 of 140.4 GiB: weights of "), "{message}");
+    let (fits, reason, message, hopeless) = of(Some(published("a", &[("Tesla T4", "15360Mi")])));
+    assert_eq!((fits, reason.as_str(), hopeless), (Some(false), "DoesNotFit", true), "{message}");
+}
+
+#[test]
+fn gpus_of_a_class_are_those_of_nodes_that_no_device_plugin_knows() {
+    let claimed = json!({"resources": {"gpus": 2, "deviceClass": "gpu.nvidia.com"}, "parallelism": {"tensor": 2}});
+    let of = |published: Option<Published>| {
+        World { published, ..World::of(claimed.clone(), &[unlabelled("a", 0), unlabelled("b", 8)]) }.said()
+    };
+    let h200 = ("NVIDIA H200", "143771Mi");
+    let (fits, _, message, _) = of(Some(published("a", &[h200, h200])));
+    assert_eq!(fits, Some(true), "{message}");
+    assert!(message.starts_with("on 2 x NVIDIA H200 of "), "{message}");
+    let (fits, _, message, _) = of(Some(published("a", &[h200])));
+    assert_eq!(fits, None, "one is not two, and those of a device plugin are not claimed: {message}");
+    assert!(message.contains("has 2 of DeviceClass gpu.nvidia.com: known once there is one"), "{message}");
+    let (fits, _, message, _) = of(None);
+    assert_eq!(fits, None);
+    assert!(message.contains("serves no resource.k8s.io/v1"), "{message}");
+}
+
+#[test]
+fn a_claim_may_get_the_larger_of_a_node_s_gpus_so_that_a_pod_is_not_hopeless() {
+    let claimed = json!({"resources": {"gpus": 1, "deviceClass": "gpu.nvidia.com"}});
+    let both = published("a", &[("NVIDIA H200", "143771Mi"), ("Tesla T4", "15360Mi")]);
+    let world = World { published: Some(both), ..World::of(claimed, &[unlabelled("a", 0)]) };
+    let (fits, reason, message, hopeless) = world.said();
+    assert_eq!((fits, reason.as_str(), hopeless), (Some(false), "FitsSomeNodes", false), "{message}");
 }

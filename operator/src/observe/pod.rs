@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use stoker_crds::conditions;
 use stoker_replica::{Intent, Needs, ObservedPod, Reading, Replica, Stage, Trouble};
 
-use crate::desired::{AGENT_CONTAINER, FETCH_CONTAINER, labels};
+use crate::desired::{AGENT_CONTAINER, FETCH_CONTAINER, claims, labels};
 
 /// How an agent's last sentence begins.
 const AGENT_SAYS: &str = "stoker-agent: ";
@@ -52,7 +52,14 @@ fn is_lost(pod: &Pod) -> bool {
 fn needs(spec: &PodSpec) -> Needs {
     let requests = spec.containers.iter().filter_map(|container| container.resources.as_ref()?.requests.clone());
     let requests = requests.flatten().map(|(name, quantity)| (name, quantity.0));
+    let requests = requests.chain(claims::quantities_of_pod(spec));
     Needs { requests: requests.collect(), node_selector: spec.node_selector.clone().unwrap_or_default() }
+}
+
+/// Before that no scheduler looks at it, and nothing is said on the pod itself.
+fn lacks_claim(pod: &Pod, status: &PodStatus) -> bool {
+    let claims = pod.spec.as_ref().and_then(|spec| spec.resource_claims.as_ref());
+    claims.is_some_and(|claims| !claims.is_empty()) && status.resource_claim_statuses.iter().flatten().next().is_none()
 }
 
 /// How far the pod is.
@@ -70,7 +77,12 @@ fn stage(pod: &Pod) -> Stage {
     }
     let scheduled = condition("PodScheduled").map_or_else(|| created(pod), since);
     let Some(container) = agent(&status) else {
-        let trouble = Trouble::new("PodPending", "no kubelet has begun with it");
+        let why = if lacks_claim(pod, &status) {
+            "Kubernetes made no ResourceClaim for it yet; the pod's Events say why, such as a ResourceQuota of devices"
+        } else {
+            "no kubelet has begun with it"
+        };
+        let trouble = Trouble::new("PodPending", why);
         return Stage::Preparing { trouble, since: scheduled };
     };
     if let Some(stage) = fetching(&status) {
@@ -285,6 +297,36 @@ mod tests {
             "lastTransitionTime": "2026-11-21T10:00:00Z"}]}));
         let trouble = Trouble::new("Unschedulable", "0/1 nodes are available: 1 Insufficient cpu.");
         assert_eq!(stage, Stage::Unscheduled { trouble, since: "2026-11-21T10:00:00Z".parse().unwrap() });
+    }
+
+    fn claiming(template: &str, status: Value) -> Pod {
+        let claims = json!([{"name": "gpus", "resourceClaimTemplateName": template}]);
+        let resources = json!({"requests": {"cpu": "4"}});
+        let spec = json!({"containers": [{"name": "agent", "resources": resources}], "resourceClaims": claims});
+        serde_json::from_value(json!({"metadata": {"name": "chat-1"}, "spec": spec, "status": status})).unwrap()
+    }
+
+    #[test]
+    fn a_pod_needs_the_devices_that_its_claim_is_named_after() {
+        let needs =
+            |template| needs(&claiming(template, json!({})).spec.unwrap()).requests.into_iter().collect::<Vec<_>>();
+        let [cpu, device] = [("cpu", "4"), ("deviceclass.resource.kubernetes.io/gpu.nvidia.com", "2")]
+            .map(|(name, amount)| (name.to_owned(), amount.to_owned()));
+        assert_eq!(needs("chat.2.gpu.nvidia.com"), [cpu.clone(), device]);
+        assert_eq!(needs("somebody-s"), [cpu]);
+    }
+
+    #[test]
+    fn a_pod_whose_claim_was_not_made_says_so() {
+        let message = |status| match stage(&claiming("chat.1.gpu", status)) {
+            Stage::Preparing { trouble, .. } => trouble.message,
+            other => panic!("{other:?}"),
+        };
+        let made = json!([{"name": "gpus", "resourceClaimName": "chat-1-gpus-x"}]);
+        assert!(message(json!({"phase": "Pending"})).starts_with("Kubernetes made no ResourceClaim for it yet"));
+        let scheduled = json!([{"type": "PodScheduled", "status": "True"}]);
+        let on_its_way = json!({"phase": "Pending", "resourceClaimStatuses": made, "conditions": scheduled});
+        assert_eq!(message(on_its_way), "no kubelet has begun with it");
     }
 
     #[test]

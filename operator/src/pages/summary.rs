@@ -10,7 +10,7 @@ use stoker_crds::{
 use stoker_pages::view::{Gpus, Latency, Load, Replicas, State, Summary, Tone};
 use stoker_replica::{Replica, Stage};
 
-use crate::validate::{GPU_RESOURCE, replicas_wanted};
+use crate::validate::replicas_wanted;
 
 /// The row.
 pub(super) fn summary(deployment: &InferenceDeployment, replicas: &[Replica]) -> Summary {
@@ -106,10 +106,9 @@ fn middle(mut values: Vec<f64>) -> Option<f64> {
 }
 
 fn gpus(deployment: &InferenceDeployment, replicas: &[Replica]) -> Gpus {
-    let resource = deployment.spec.resources.as_ref().and_then(|resources| resources.gpu_resource.as_deref());
-    let resource = resource.unwrap_or(GPU_RESOURCE);
+    let resource = deployment.spec.gpu_name().counted_as();
     let of = |replica: &Replica| -> u64 {
-        replica.pod.needs.requests.get(resource).and_then(|count| count.parse().ok()).unwrap_or_default()
+        replica.pod.needs.requests.get(&resource).and_then(|count| count.parse().ok()).unwrap_or_default()
     };
     replicas.iter().fold(Gpus::default(), |mut gpus, replica| {
         match replica.pod.stage {

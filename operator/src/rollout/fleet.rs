@@ -113,9 +113,10 @@ fn short_of_room(pod: &Replica) -> Option<Timestamp> {
     }
 }
 
-/// The scheduler's words for nodes that match but are full.
+/// The scheduler's words for nodes that match but are full. The last are about devices: whether there are any at all they do not say, but who
+/// makes room for a pod has some of the same class.
 fn is_shortage(message: &str) -> bool {
-    message.contains("Insufficient") || message.contains("Too many pods")
+    ["Insufficient", "Too many pods", "cannot allocate all claims"].iter().any(|words| message.contains(words))
 }
 
 /// True when a draining pod can still serve what is wanted.

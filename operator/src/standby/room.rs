@@ -12,7 +12,8 @@ use k8s_openapi::{
 use kube::ResourceExt;
 use stoker_crds::{
     InferenceDeploymentSpec,
-    nodes::{Placement, is_closed},
+    devices::Gpus,
+    nodes::{GpuName, Placement, is_closed},
     quantity::amount,
 };
 use stoker_replica::{Replica, Stage};
@@ -34,6 +35,8 @@ pub(crate) struct Ground<'a> {
     pub(crate) replicas: &'a [Replica],
     /// The nodes.
     pub(crate) nodes: &'a Seen<Node>,
+    /// The GPUs among what drivers publish.
+    pub(crate) devices: &'a Gpus<'a>,
     /// Replicas' pods of all deployments.
     pub(crate) pods: &'a [Arc<Pod>],
 }
@@ -61,7 +64,7 @@ pub(crate) fn spots(ground: &Ground<'_>) -> Result<Vec<Spot>, String> {
             let here: Vec<&Replica> = ground.replicas.iter().filter(|replica| is_on(replica, &name)).collect();
             let pods = by_node.get(name.as_str()).map_or(&[][..], Vec::as_slice);
             Spot {
-                room: room(node, pods, ground.deployment, bytes),
+                room: room(node, pods, ground, bytes),
                 replicas: here.len(),
                 is_starting: here.iter().any(|replica| !replica.serves()),
                 has_model: known.contains(&name.as_str()),
@@ -98,7 +101,7 @@ fn is_troubled(node: &Node) -> bool {
 }
 
 /// Further replicas that fit beside those pods and the model's bytes in memory. Of replicas that ask for nothing one more fits anywhere.
-fn room(node: &Node, pods: &[&Pod], deployment: &ValidatedDeployment, bytes: u64) -> u64 {
+fn room(node: &Node, pods: &[&Pod], ground: &Ground<'_>, bytes: u64) -> u64 {
     let free = |name: &str| {
         let used: f64 = pods.iter().map(|pod| requested(pod, name)).sum();
         let kept = if name == "memory" { bytes as f64 } else { 0.0 };
@@ -107,9 +110,15 @@ fn room(node: &Node, pods: &[&Pod], deployment: &ValidatedDeployment, bytes: u64
     if free("memory").is_some_and(|free| free < 0.0) {
         return 0;
     }
-    let asked = deployment.replica.resources.iter().filter_map(|(name, Quantity(text))| Some((name, amount(text)?)));
-    let fits = asked.filter(|(_, asked)| *asked > 0.0).map(|(name, asked)| free(name).map_or(0.0, |free| free / asked));
-    fits.map(|fits| fits.max(0.0) as u64).min().unwrap_or(1)
+    // Claims tell who has what a driver gives, whosever pods these are.
+    let given = || ground.devices.given(node).map(|count| count.free as f64);
+    let is_given = |name: &str| ground.spec.gpu_name() == GpuName::Resource(name);
+    let free = |name: &str| free(name).or_else(|| given().filter(|_| is_given(name))).unwrap_or_default();
+    let replica = &ground.deployment.replica;
+    let asked = replica.resources.iter().filter_map(|(name, Quantity(text))| Some((name, amount(text)?)));
+    let fits = asked.filter(|(_, asked)| *asked > 0.0).map(|(name, asked)| free(name) / asked);
+    let claimed = replica.device_class.iter().map(|_| given().unwrap_or_default() / f64::from(replica.gpus));
+    fits.chain(claimed).map(|fits| fits.max(0.0) as u64).min().unwrap_or(1)
 }
 
 fn allocatable(node: &Node, name: &str) -> Option<f64> {
@@ -126,11 +135,14 @@ fn requested(pod: &Pod, name: &str) -> f64 {
 mod tests {
     use jiff::Timestamp;
     use serde_json::{Value, json};
-    use stoker_crds::InferenceDeployment;
+    use stoker_crds::{InferenceDeployment, devices::Published};
     use stoker_replica::{Needs, ObservedPod, Reading};
 
     use super::*;
-    use crate::validate::{Defaults, ModelDefaults, validate};
+    use crate::{
+        devices::gpus,
+        validate::{Defaults, ModelDefaults, validate},
+    };
 
     const GIB: i64 = 1 << 30;
 
@@ -181,6 +193,12 @@ mod tests {
         Replica { pod, reading: Reading::default(), intent: None }
     }
 
+    fn valid(object: &InferenceDeployment) -> ValidatedDeployment {
+        let models = ModelDefaults { node_cache: Some("/models".into()), ..ModelDefaults::default() };
+        let defaults = Defaults { agent_image: "agent:1".into(), models, ..Defaults::default() };
+        validate(object, &defaults).unwrap()
+    }
+
     fn seen(
         bytes: Option<i64>,
         nodes: Seen<Node>,
@@ -188,10 +206,8 @@ mod tests {
         replicas: &[Replica],
     ) -> Result<Vec<Spot>, String> {
         let object = deployment(bytes);
-        let models = ModelDefaults { node_cache: Some("/models".into()), ..ModelDefaults::default() };
-        let defaults = Defaults { agent_image: "agent:1".into(), models, ..Defaults::default() };
-        let valid = validate(&object, &defaults).unwrap();
-        spots(&Ground { deployment: &valid, spec: &object.spec, replicas, nodes: &nodes, pods })
+        let (valid, devices) = (valid(&object), Gpus::default());
+        spots(&Ground { deployment: &valid, spec: &object.spec, replicas, nodes: &nodes, devices: &devices, pods })
     }
 
     #[test]
@@ -227,6 +243,42 @@ mod tests {
         assert_eq!(told, expected);
         let large = seen(Some(101 * GIB), Seen::All(Arc::new(nodes.to_vec())), &[], &[]).unwrap();
         assert!(large.iter().all(|spot| spot.room == 0), "the model itself has no room: {large:?}");
+    }
+
+    #[test]
+    fn room_on_nodes_of_a_driver_is_what_claims_leave() {
+        let slice = |node: &str| {
+            let devices = ["0", "1", "2", "3"].map(|name| json!({"name": name}));
+            json!({"metadata": {"name": node}, "spec": {"driver": "gpu.nvidia.com", "nodeName": node, "devices": devices,
+                "pool": {"name": node, "generation": 1, "resourceSliceCount": 1}}})
+        };
+        let held = |device: &str| {
+            let result = json!({"driver": "gpu.nvidia.com", "pool": "a", "device": device, "request": "gpus"});
+            json!({"metadata": {"name": device}, "spec": {}, "status": {"allocation": {"devices": {"results": [result]}}}})
+        };
+        let selector = json!({"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}});
+        let spec = json!({"selectors": [selector], "extendedResourceName": "nvidia.com/gpu"});
+        let published = Published {
+            slices: Arc::new(serde_json::from_value(json!([slice("a"), slice("b")])).unwrap()),
+            claims: Arc::new(serde_json::from_value(json!([held("0")])).unwrap()),
+            classes: Arc::new(serde_json::from_value(json!([{"metadata": {"name": "gpu"}, "spec": spec}])).unwrap()),
+        };
+        let without_plugin = |name: &str| {
+            let mut node = node(name, json!({}));
+            node.status = serde_json::from_value(json!({"allocatable": {"memory": "100Gi"}})).unwrap();
+            node
+        };
+        let nodes = Seen::All(Arc::new(["a", "b", "c"].map(without_plugin).to_vec()));
+        for resources in [json!({"gpus": 2}), json!({"gpus": 2, "deviceClass": "gpu"})] {
+            let mut object = deployment(Some(GIB));
+            object.spec.resources = serde_json::from_value(resources.clone()).unwrap();
+            let devices = gpus(Some(&published), &object.spec).unwrap();
+            let (deployment, spec) = (&valid(&object), &object.spec);
+            let ground = Ground { deployment, spec, replicas: &[], nodes: &nodes, devices: &devices, pods: &[] };
+            let found = spots(&ground).unwrap();
+            let rooms: Vec<u64> = found.iter().map(|spot| spot.room).collect();
+            assert_eq!(rooms, [1, 2, 0], "{resources}");
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use stoker_crds::{
     InferenceDeployment,
     contract::{DrainSettings, EngineSettings, ParallelSettings},
     inference_deployment::{DrainSpec, EngineSpec, ResourcesSpec},
+    nodes::GPU_RESOURCE,
     pod::{EnvVariable, PodSecurity, PodSpec, PodVolume},
     quantity::Amount,
 };
@@ -19,9 +20,6 @@ use super::{
     Defaults, Identity, SpecError,
     model::{ModelFetch, model_fetch, model_source},
 };
-
-/// What NVIDIA's device plugin calls a GPU.
-pub(crate) const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
 /// What agents, and most programs, read a collector's URL from.
 const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
@@ -43,6 +41,9 @@ pub struct ReplicaInputs {
     /// GPUs it computes on.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub gpus: u32,
+    /// DeviceClass that they are claimed by; `None`: they are among the resources.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_class: Option<String>,
     /// Ranks that share the model.
     #[serde(default, skip_serializing_if = "ParallelSettings::is_one")]
     pub parallelism: ParallelSettings,
@@ -119,6 +120,7 @@ pub(super) fn replica_inputs(
         fetch,
         served_names: spec.model.served_names.clone().unwrap_or_else(|| vec![identity.name.clone()]),
         gpus,
+        device_class: resources.device_class.clone().filter(|_| gpus > 0),
         parallelism: ParallelSettings { tensor: spec.tensor() },
         engine: engine_settings(spec.engine.as_ref()),
         drain: drain_settings(spec.drain.as_ref()),
@@ -219,7 +221,8 @@ fn is_zero(count: &u32) -> bool {
 
 fn quantities(spec: ResourcesSpec) -> BTreeMap<String, Quantity> {
     let gpu_resource = spec.gpu_resource.unwrap_or_else(|| GPU_RESOURCE.to_owned());
-    let gpus = spec.gpus.filter(|gpus| *gpus > 0).map(|gpus| Amount::Whole(gpus.into()));
+    let is_claimed = spec.device_class.is_some();
+    let gpus = spec.gpus.filter(|gpus| *gpus > 0 && !is_claimed).map(|gpus| Amount::Whole(gpus.into()));
     [("cpu".to_owned(), spec.cpu), ("memory".to_owned(), spec.memory), (gpu_resource, gpus)]
         .into_iter()
         .filter_map(|(name, amount)| Some((name, as_quantity(amount?))))
@@ -248,5 +251,8 @@ mod tests {
         assert_eq!(asked(Some(1), Some("nvidia.com/mig-3g.71gb")), ["nvidia.com/mig-3g.71gb=1"]);
         assert_eq!(asked(Some(0), Some("nvidia.com/gpu")), Vec::<String>::new());
         assert_eq!(asked(None, None), Vec::<String>::new());
+        let claimed =
+            ResourcesSpec { gpus: Some(1), device_class: Some("gpu.nvidia.com".into()), ..Default::default() };
+        assert!(quantities(claimed).is_empty(), "a claim is no resource");
     }
 }
