@@ -178,11 +178,12 @@ impl EngineLoop {
         self.matchers.late(&ids, Instant::now() + MASK_PATIENCE.min(self.pace.busy_at_least() / AHEAD_PART));
     }
 
-    /// Draws that were put off and whose masks have come since are planned again, and who has no draw in flight takes what
-    /// must come next.
+    /// Who cannot go on ends, draws that were put off and whose masks have come since are planned again, and who has no draw in
+    /// flight takes what must come next.
     fn note_masks(&mut self) {
+        self.matchers.take_returns();
+        self.end_violators(self.matchers.violations());
         let Self { state, matchers, limits, meters, .. } = self;
-        matchers.take_returns();
         if state.awaits_masks() {
             state.note_masks(|id| !matchers.is_away(id));
         }

@@ -59,6 +59,11 @@ impl Walk {
         Ok(())
     }
 
+    /// Why nothing more can come, if all before it was told.
+    pub(crate) fn is_over(&self) -> Option<&str> {
+        self.dead_end.as_deref().filter(|_| self.ahead.is_empty())
+    }
+
     /// Tokens that must come next, behind those that were taken.
     pub(crate) fn ahead(&self) -> impl ExactSizeIterator<Item = TokenId> {
         self.ahead.range(self.n_taken..).copied()

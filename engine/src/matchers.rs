@@ -141,6 +141,16 @@ impl Matchers {
         all.into_iter().for_each(|back| self.take_return(back));
     }
 
+    /// Requests that cannot go on, wherever they are: who stands in line, also again after a preemption, is not computed for nothing.
+    pub(crate) fn violations(&self) -> Vec<Violation> {
+        let reason = |place: &Place| match place {
+            Place::Lost(reason) => Some(reason.clone()),
+            Place::Here(walk) => walk.is_over().map(|reason| FinishReason::Unfollowed(reason.to_owned())),
+            Place::Away => None,
+        };
+        self.open.iter().filter_map(|(id, place)| Some(Violation { id: *id, reason: reason(place)? })).collect()
+    }
+
     /// Waits for one to come back.
     pub(crate) fn wait(&mut self, at_most: Duration) {
         let first = self.threads.as_ref().and_then(|threads| threads.wait(at_most));

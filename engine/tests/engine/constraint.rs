@@ -19,7 +19,7 @@ use crate::{common, overlap::start_with_two};
 
 /// What the toy grammar does when `n_tokens` have come.
 #[derive(Clone, Copy, Debug)]
-enum End {
+pub(crate) enum End {
     /// Allows this token and nothing else.
     Token(TokenId),
     /// Allows nothing.
@@ -31,9 +31,9 @@ enum End {
 /// Every token's number modulo 3 is one more than that of the token before, beginning with 0: the mask of a position
 /// depends on the very token before it.
 #[derive(Clone, Copy, Debug)]
-struct Cycle {
-    n_tokens: usize,
-    end: End,
+pub(crate) struct Cycle {
+    pub(crate) n_tokens: usize,
+    pub(crate) end: End,
 }
 
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl Matcher for CycleMatcher {
     }
 }
 
-fn asked(n: u32, constraint: Option<Cycle>) -> Request {
+pub(crate) fn asked(n: u32, constraint: Option<Cycle>) -> Request {
     let prompt: Vec<TokenId> = (0..5 + n * 4).map(|i| (n * 131 + i * i * 7 + i * 13) % 256).collect();
     let stop = StopParams { max_tokens: 100, ..StopParams::default() };
     let constraint = constraint.map(|cycle| Constraint(Arc::new(cycle)));
@@ -83,7 +83,7 @@ fn asked(n: u32, constraint: Option<Cycle>) -> Request {
     Request { prompt, sampling, stop, logprobs: None, ..Request::default() }
 }
 
-fn read_all(mut stream: RequestStream) -> (Vec<TokenId>, FinishReason) {
+pub(crate) fn read_all(mut stream: RequestStream) -> (Vec<TokenId>, FinishReason) {
     let mut all = Vec::new();
     loop {
         match stream.blocking_next().expect("a terminal comes") {
@@ -94,7 +94,7 @@ fn read_all(mut stream: RequestStream) -> (Vec<TokenId>, FinishReason) {
     }
 }
 
-fn run(engine: &EngineHandle, requests: Vec<Request>) -> Vec<(Vec<TokenId>, FinishReason)> {
+pub(crate) fn run(engine: &EngineHandle, requests: Vec<Request>) -> Vec<(Vec<TokenId>, FinishReason)> {
     let streams: Vec<_> = requests.into_iter().map(|request| engine.submit(request).unwrap()).collect();
     streams.into_iter().map(read_all).collect()
 }

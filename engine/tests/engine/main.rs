@@ -17,6 +17,7 @@ mod embeddings;
 mod families;
 mod gguf;
 mod goldens;
+mod grammar_faults;
 mod jump;
 mod kernel_paths;
 mod overlap;

@@ -87,3 +87,66 @@ fn rules_that_can_be_followed_in_too_many_ways_are_refused_or_end_their_text() {
     assert_eq!(write(&mut *first, &tokenizer, "x!").unwrap_err(), at_once);
     assert_eq!(write(&mut *second, &tokenizer, "!").unwrap_err(), at_once, "each by itself");
 }
+
+/// Letters of which one far behind decides: a state for each row of letters that can be told apart.
+fn far_behind() -> GrammarSpec {
+    GrammarSpec::Regex("[ab]*a[ab]{12}".into())
+}
+
+/// So many of these letters, one row a seed.
+fn letters(seed: u64, n: usize) -> String {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut letter = || {
+        state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        if state >> 60 & 1 == 0 { 'a' } else { 'b' }
+    };
+    (0..n).map(|_| letter()).collect()
+}
+
+/// What one row of 30 letters needs, and not what three do.
+const FOR_A_ROW: usize = 300;
+
+#[test]
+fn a_text_that_needs_more_states_than_a_lexer_may_have_ends_and_no_other() {
+    let (compiler, tokenizer) = compiler();
+    assert_eq!(compiler.factory.limits().max_lexer_states, MAX_LEXER_STATES);
+    let (unbounded, _) = compiler.compile(&far_behind()).unwrap();
+    let expected = write(&mut *unbounded.0.any_spelling(), &tokenizer, &letters(1, 30)).unwrap();
+
+    let (mut compiler, tokenizer) = self::compiler();
+    compiler.factory.limits_mut().max_lexer_states = FOR_A_ROW;
+    let (constraint, _) = compiler.compile(&far_behind()).unwrap();
+    let [mut greedy, mut beside] = [(); 2].map(|()| constraint.0.any_spelling());
+    let begun = write(&mut *beside, &tokenizer, &letters(1, 30)[..10]).unwrap();
+    let reason = write(&mut *greedy, &tokenizer, &letters(7, 400)).unwrap_err();
+    let said =
+        "its patterns have more than 300 states: shorten repetitions such as `{0,5000}` and long alternatives in it";
+    assert_eq!(reason, said);
+    assert_eq!(begun, expected[..11]);
+    assert_eq!(write(&mut *beside, &tokenizer, &letters(1, 30)[10..]).unwrap(), expected[10..]);
+}
+
+#[test]
+fn what_many_texts_need_together_ends_none_of_them() {
+    let (mut compiler, tokenizer) = compiler();
+    let (unbounded, _) = compiler.compile(&far_behind()).unwrap();
+    let rows: Vec<String> = (0..24).map(|seed| letters(seed, 30)).collect();
+    let expected = rows.iter().map(|row| write(&mut *unbounded.0.any_spelling(), &tokenizer, row).unwrap());
+    let expected: Vec<_> = expected.collect();
+
+    compiler = self::compiler().0;
+    compiler.factory.limits_mut().max_lexer_states = FOR_A_ROW;
+    let (constraint, _) = compiler.compile(&far_behind()).unwrap();
+    // All on their way at once, a letter each in turn.
+    let mut ways: Vec<_> = rows.iter().map(|_| (constraint.0.any_spelling(), Vec::new())).collect();
+    for at in 0..30 {
+        for (row, (way, masks)) in rows.iter().zip(&mut ways) {
+            masks.extend(write(&mut **way, &tokenizer, &row[at..=at]).unwrap().into_iter().take(1));
+        }
+    }
+    for ((_, masks), expected) in ways.iter().zip(&expected) {
+        assert!(masks[..] == expected[..30]);
+    }
+    let reason = write(&mut *constraint.0.any_spelling(), &tokenizer, &rows.concat()).unwrap_err();
+    assert!(reason.contains("more than 300 states"), "one lexer has not what they need together: {reason}");
+}
