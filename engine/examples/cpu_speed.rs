@@ -80,7 +80,7 @@ impl Sequence {
 
 fn execute(model: &mut CpuExecutor, sequences: &[Sequence], positions: Range<usize>) {
     let chunks = sequences.iter().map(|sequence| sequence.chunk(positions.clone())).collect();
-    model.launch(&Step { chunks }).expect("a step on the CPU does not fail");
+    model.launch(&Step::of(chunks)).expect("a step on the CPU does not fail");
     model.finish().expect("a step on the CPU does not fail");
 }
 

@@ -274,6 +274,7 @@ impl EngineLimits {
             eos: eos.to_vec(),
             prefix_caching: self.prefix_caching,
             replays_decodes: false,
+            copies_blocks: false,
             prefill_share: max_batched_tokens as usize,
             tile_rows: 1,
             itl_target: Some(self.itl_target.map_or(ItlTarget::DEFAULT, ItlTarget::asked)),

@@ -118,6 +118,7 @@ impl Engine {
         let EngineParts { model, tokenizer, sched, max_waiting } = parts;
         let n_blocks = model.memory.kv_blocks as usize;
         let abilities = executor.abilities();
+        let sched = SchedLimits { copies_blocks: executor.copies_blocks(), ..sched };
         let matchers = Matchers::new(model.vocab_size as usize, &sched.eos);
         let tokenizer = Arc::new(tokenizer);
         let meters = Arc::new(Meters::new(n_blocks, Instant::now()));

@@ -32,13 +32,15 @@ pub struct Sequence {
     /// Tokens whose KV is present once the steps in flight are over. The last sampled token gets its KV only when it is
     /// fed back in, so a sequence never has `computed == len()`.
     pub computed: usize,
+    /// Those of them that the steps before the one that is planned compute; what is found in the plan is not among them.
+    pub n_settled: usize,
     /// Where the KV lies.
     pub table: BlockTable,
     /// What the name of its first block is made from.
     pub root: BlockHash,
     /// Rows of the prompt, counted from its first, of which what is wanted was read or is being computed.
     pub n_read: usize,
-    /// Tokens whose blocks were found when it started: others may hold them too.
+    /// Tokens whose blocks were found: others may hold them too.
     pub n_found: usize,
     /// Names of the blocks that the known tokens fill, as far as they were needed.
     pub names: Vec<BlockHash>,
@@ -71,6 +73,7 @@ impl Sequence {
             in_flight: 0,
             sampled_entry: 0,
             computed: 0,
+            n_settled: 0,
             table: BlockTable::default(),
             root: request.cache_salt.as_deref().map_or(BlockHash::ROOT, BlockHash::root_of),
             n_read: 0,

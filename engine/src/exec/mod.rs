@@ -38,6 +38,11 @@ pub trait Executor: Send {
         1
     }
 
+    /// Whether it makes the copies that steps ask for; none do where it does not.
+    fn copies_blocks(&self) -> bool {
+        false
+    }
+
     /// What it gives beside tokens.
     fn abilities(&self) -> Abilities {
         Abilities::default()

@@ -131,6 +131,11 @@ impl Executor for SimExecutor {
         self.script.n_devices
     }
 
+    /// There is nothing to copy, and tokens are counted as where there is.
+    fn copies_blocks(&self) -> bool {
+        true
+    }
+
     /// The simulated device works on its own: a step begins when the one before it is over.
     fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError> {
         self.steps += 1;

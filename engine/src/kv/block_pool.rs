@@ -21,6 +21,15 @@ use super::{
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct BlockId(pub u32);
 
+/// What one block holds, to be copied into another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BlockCopy {
+    /// Which holds it.
+    pub from: BlockId,
+    /// Which nobody but its one holder reads.
+    pub to: BlockId,
+}
+
 /// Reference-counted blocks `0..n_total`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockPool {

@@ -40,6 +40,12 @@ impl BlockTable {
         self.blocks.extend(blocks);
     }
 
+    /// Takes a block that holds what one of its own would come to hold, and gives that one back.
+    pub fn exchange(&mut self, idx: usize, block: BlockId, pool: &mut BlockPool) {
+        pool.share(block);
+        pool.release(std::mem::replace(&mut self.blocks[idx], block));
+    }
+
     /// Gives every block back.
     pub fn release(&mut self, pool: &mut BlockPool) {
         // From the end: the last-in-first-out pool hands the earliest block out first again, and of a cached prefix the
@@ -64,5 +70,17 @@ mod tests {
         assert_eq!((table.capacity_tokens(), pool.n_free()), (32, 0));
         table.release(&mut pool);
         assert_eq!(pool.n_free(), 2);
+    }
+
+    #[test]
+    fn who_exchanges_a_block_holds_the_other_one_instead() {
+        let mut pool = BlockPool::new(3);
+        let [mut one, mut other] = [(); 2].map(|()| BlockTable::default());
+        one.grow_to(16, &mut pool).unwrap();
+        other.grow_to(32, &mut pool).unwrap();
+        let [given, kept] = [other.blocks()[0], other.blocks()[1]];
+        other.exchange(0, one.blocks()[0], &mut pool);
+        assert_eq!(other.blocks(), [one.blocks()[0], kept]);
+        assert_eq!((pool.refs(one.blocks()[0]), pool.refs(given), pool.n_free()), (2, 0, 1));
     }
 }

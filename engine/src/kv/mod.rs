@@ -10,7 +10,7 @@ mod lru;
 mod marks;
 
 pub use block_hash::BlockHash;
-pub use block_pool::{BlockId, BlockPool};
+pub use block_pool::{BlockCopy, BlockId, BlockPool};
 pub use block_table::{BlockTable, NoFreeBlock};
 pub use layout::{KvDtype, KvLayout};
 pub use marks::PrefixChange;

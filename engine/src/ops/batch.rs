@@ -98,7 +98,7 @@ mod tests {
         let first = chunk(15, ChunkInput::Known(&[10, 11]), &[BlockId(7), BlockId(3)]);
         let second = StepChunk { sample: Some(sample), ..chunk(0, ChunkInput::Known(&[20]), &[BlockId(5)]) };
         let third = StepChunk { sample: Some(sample), ..chunk(2, ChunkInput::Fed { entry: 4 }, &[BlockId(6)]) };
-        let inputs = BatchInputs::new(&Step { chunks: vec![first, second, third] });
+        let inputs = BatchInputs::new(&Step::of(vec![first, second, third]));
         assert_eq!(inputs.token_ids, [10, 11, 20, 0]);
         assert_eq!(inputs.fed_rows, [FedRow { row: 3, entry: 4 }]);
         assert_eq!(inputs.positions, [15, 16, 0, 2]);

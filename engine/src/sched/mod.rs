@@ -5,6 +5,7 @@
 //! they name the entry of the step before that samples it ([`ChunkInput::Fed`]).
 
 mod device_time;
+mod follow;
 mod forecast;
 mod invariants;
 mod jump;

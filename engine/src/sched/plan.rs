@@ -1,15 +1,16 @@
 //! `schedule`: which tokens the next step computes. Decodes first, then prefill chunks of what runs, then new
 //! sequences from the line, preempting the last when a decode finds no block. Beside decodes, prompts have a share of the step
-//! unless they are more, and a long one leaves half of it to those behind it.
+//! unless they are more, and a long one leaves half of it to those behind it. What several begin with, one computes (`follow`).
 
 use super::{
     SchedLimits, SchedState, Slots,
+    follow::{Turn, follows, is_amid_prompt, turn},
     forecast::{Growing, peak_blocks},
     pace::BURST,
     prefix,
 };
 use crate::{
-    kv::{BLOCK_TOKENS, BlockId, BlockPool, blocks_for},
+    kv::{BLOCK_TOKENS, BlockCopy, BlockId, BlockPool, blocks_for},
     request::RequestId,
     sequence::Sequence,
 };
@@ -19,9 +20,11 @@ use crate::{
 pub struct StepPlan {
     /// What to compute, one entry a sequence.
     pub chunks: Vec<Chunk>,
+    /// Blocks to copy before that.
+    pub copies: Vec<BlockCopy>,
     /// Sequences that lost their blocks and went back to the front of the line.
     pub preempted: Vec<RequestId>,
-    /// Sequences that enter the running queue for the first time.
+    /// Sequences of which something is computed for the first time.
     pub started: Vec<Started>,
 }
 
@@ -30,7 +33,7 @@ pub struct StepPlan {
 pub struct Started {
     /// Whose.
     pub id: RequestId,
-    /// Tokens of its prompt that the prefix cache held; `None` without one.
+    /// Tokens of its prompt in blocks that it found by then; `None` without a prefix cache.
     pub cached_tokens: Option<usize>,
 }
 
@@ -87,13 +90,14 @@ struct Draft<'a> {
 pub fn schedule(state: &mut SchedState, limits: &SchedLimits) -> StepPlan {
     let mut draft = Draft { plan: StepPlan::default(), limits, budget: limits.max_batched_tokens, n_sampling: 0 };
     state.sort_running();
+    state.running.iter_mut().for_each(|sequence| sequence.n_settled = sequence.computed);
     plan_decodes(state, &mut draft);
     let n_decoded = draft.plan.n_tokens();
     if n_decoded > 0 && !yields_to_burst(state, &draft) {
         draft.budget = of_whole_tiles(draft.budget.min(limits.prefill_share), n_decoded, limits.tile_rows);
     }
     plan_running_prefills(state, &mut draft);
-    admit_waiting(state, &mut draft);
+    admit_waiting(state, Newcomers::All, &mut draft);
     state.debug_check(limits);
     draft.plan
 }
@@ -165,7 +169,7 @@ fn preempt(state: &mut SchedState, idx: usize, draft: &mut Draft<'_>) {
     let mut victim = state.running.remove(idx);
     victim.table.release(&mut state.pool);
     victim.leave_slot(&mut state.slots);
-    (victim.computed, victim.n_named, victim.n_found) = (0, 0, 0);
+    (victim.computed, victim.n_settled, victim.n_named, victim.n_found) = (0, 0, 0, 0);
     victim.awaits_mask = false;
     victim.decode_len = 1;
     // One that is about to end anyway is not a preemption: it only gave its blocks back a little earlier.
@@ -177,22 +181,43 @@ fn preempt(state: &mut SchedState, idx: usize, draft: &mut Draft<'_>) {
 }
 
 fn plan_running_prefills(state: &mut SchedState, draft: &mut Draft<'_>) {
-    let prefills = |sequence: &Sequence| sequence.leaving.is_none() && !sequence.is_decoding();
-    let mut n_behind = state.running.iter().filter(|sequence| prefills(sequence)).count();
-    let next_fits = n_behind > 0 && head_fits(state, draft.limits);
+    if !state.running.iter().any(is_amid_prompt) {
+        return;
+    }
+    admit_waiting(state, Newcomers::WhoFollow, draft);
+    let next_fits = head_fits(state, draft.limits);
     let SchedState { running, pool, .. } = state;
-    for (idx, sequence) in running.iter_mut().enumerate().filter(|(_, sequence)| prefills(sequence)) {
+    let prefills: Vec<usize> = (0..running.len()).filter(|idx| is_amid_prompt(&running[*idx])).collect();
+    prefills.iter().for_each(|idx| prefix::catch_up(&mut running[*idx], pool, draft.limits));
+    let computes = |idx: &&usize| turn(running, **idx, draft.limits) != Turn::Follows;
+    let last = prefills.iter().rfind(computes).copied();
+    for idx in prefills {
         if draft.budget == 0 {
             return;
         }
-        n_behind -= 1;
-        let is_awaited = n_behind > 0 || next_fits;
+        let is_awaited = next_fits || last > Some(idx);
         // A prompt that takes several steps must not keep short ones behind it from their first tokens.
-        let held_back = if is_awaited && sequence.remaining() > draft.budget { draft.budget / 2 } else { 0 };
+        let is_long = state.running[idx].remaining() > draft.budget;
+        let held_back = if is_awaited && is_long { draft.budget / 2 } else { 0 };
         draft.budget -= held_back;
-        draft.push(sequence, idx, pool);
+        plan_prefill(state, idx, draft);
         draft.budget += held_back;
     }
+}
+
+/// Plans a piece of what `running[idx]` has to compute before it draws, if it is not another one's to compute.
+fn plan_prefill(state: &mut SchedState, idx: usize, draft: &mut Draft<'_>) {
+    let SchedState { running, pool, .. } = state;
+    prefix::catch_up(&mut running[idx], pool, draft.limits);
+    match turn(running, idx, draft.limits) {
+        Turn::Follows => return,
+        Turn::Computes => {}
+        Turn::Copies { copy, n_tokens } => {
+            draft.plan.copies.push(copy);
+            running[idx].computed = n_tokens;
+        }
+    }
+    draft.push(&mut running[idx], idx, pool);
 }
 
 /// A share of so many rows or somewhat fewer, so that with the decodes no tile is computed for a part of its rows.
@@ -205,7 +230,7 @@ fn of_whole_tiles(share: usize, n_decoded: usize, tile_rows: usize) -> usize {
 /// the step took them, are a burst or more than those who get a further one.
 fn yields_to_burst(state: &SchedState, draft: &Draft<'_>) -> bool {
     let SchedState { running, waiting, .. } = state;
-    let n_begun = || running.iter().filter(|sequence| sequence.leaving.is_none() && !sequence.is_decoding()).count();
+    let n_begun = || running.iter().filter(|sequence| is_amid_prompt(sequence)).count();
     let n_places = || draft.limits.max_num_seqs - running.len();
     let n_next = || if head_fits(state, draft.limits) { waiting.len().min(n_places()) } else { 0 };
     let yields = draft.limits.itl_target.is_some_and(|target| target.yields_to_bursts);
@@ -219,9 +244,19 @@ fn head_fits(state: &SchedState, limits: &SchedLimits) -> bool {
     state.waiting.front().is_some_and(|head| head.leaving.is_none() && has_room(head))
 }
 
+/// Who may start.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Newcomers {
+    /// All.
+    All,
+    /// Those at the front of the line that begin as somebody does who is computing that: they take no share of the step, and leave the
+    /// front to those that do.
+    WhoFollow,
+}
+
 /// Moves sequences from the line into the running queue, strictly in order: one without blocks keeps its place and
 /// nobody overtakes it.
-fn admit_waiting(state: &mut SchedState, draft: &mut Draft<'_>) {
+fn admit_waiting(state: &mut SchedState, whom: Newcomers, draft: &mut Draft<'_>) {
     let limits = draft.limits;
     // What was just preempted must not come straight back with the blocks its displacer is about to need.
     if !draft.plan.preempted.is_empty() {
@@ -239,8 +274,10 @@ fn admit_waiting(state: &mut SchedState, draft: &mut Draft<'_>) {
         if sequence.in_flight > 0 {
             return;
         }
-        let may_share = limits.prefix_caching && !sequence.awaits_rows();
-        let found = if may_share { prefix::find(sequence, pool, limits) } else { Vec::new() };
+        let found = prefix::find(sequence, pool, limits);
+        if whom == Newcomers::WhoFollow && !follows(sequence, found.len(), running, limits) {
+            return;
+        }
         if !fits(sequence, &found, running.len(), pool) || !can_stay(idx, &found, state, limits) {
             return;
         }
@@ -277,14 +314,8 @@ fn start(mut sequence: Sequence, found: &[BlockId], state: &mut SchedState, draf
     prefix::attach(&mut sequence, found, &mut state.pool);
     sequence.table.grow_to(sequence.len(), &mut state.pool).expect("fits() counted the blocks");
     sequence.slot = Some(state.slots.take());
-    if !sequence.started {
-        sequence.started = true;
-        // It may have jumped ahead, but what is told of is the prompt.
-        let cached_tokens = draft.limits.prefix_caching.then_some(sequence.computed.min(sequence.prompt_len()));
-        draft.plan.started.push(Started { id: sequence.id, cached_tokens });
-    }
-    draft.push(&mut sequence, state.running.len(), &mut state.pool);
     state.running.push(sequence);
+    plan_prefill(state, state.running.len() - 1, draft);
 }
 
 impl Sequence {
@@ -306,8 +337,17 @@ impl Draft<'_> {
         }
     }
 
+    fn note_start(&mut self, sequence: &mut Sequence) {
+        if !std::mem::replace(&mut sequence.started, true) {
+            // It may have jumped ahead, but what is told of is the prompt; and not what it copied, which is there only while another runs.
+            let cached_tokens = self.limits.prefix_caching.then_some(sequence.n_found.min(sequence.prompt_len()));
+            self.plan.started.push(Started { id: sequence.id, cached_tokens });
+        }
+    }
+
     /// Plans as much of a sequence as the step still takes.
     fn push(&mut self, sequence: &mut Sequence, running_idx: usize, pool: &mut BlockPool) {
+        self.note_start(sequence);
         let n_tokens = self.chunk_tokens(sequence).min(self.budget);
         let (start, samples) = (sequence.computed, n_tokens == sequence.remaining());
         let is_prefill = if self.limits.replays_decodes {

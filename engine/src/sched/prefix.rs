@@ -1,5 +1,5 @@
-//! The scheduler's use of the prefix cache: a sequence that starts takes the blocks that already hold the beginning of
-//! its tokens, and names those that it fills. Preempted sequences find their own blocks again this way.
+//! The scheduler's use of the prefix cache: a sequence takes the blocks that already hold the beginning of its tokens, when it starts and
+//! before each piece of its prompt, and names those that it fills. Preempted sequences find their own blocks again this way.
 //!
 //! A planned block counts as computed, also for others in the same step: every layer writes the keys and values of the
 //! whole step before its attention reads any of them. (What sequences had before, attention on a GPU reads meanwhile: `exec/cuda/batch.rs`.)
@@ -13,12 +13,27 @@ use crate::{
     sequence::Sequence,
 };
 
-/// The blocks that hold the beginning of a sequence's tokens. Never all tokens: the last one is computed, because the
-/// next is sampled from what that computation gives.
+/// The blocks that hold the beginning of a sequence's tokens.
 pub(super) fn find(sequence: &mut Sequence, pool: &BlockPool, limits: &SchedLimits) -> Vec<BlockId> {
+    find_from(0, sequence, pool, limits)
+}
+
+fn find_from(first: usize, sequence: &mut Sequence, pool: &BlockPool, limits: &SchedLimits) -> Vec<BlockId> {
+    let n_wanted = shared_end(sequence, limits) / BLOCK_TOKENS;
+    if first >= n_wanted {
+        return Vec::new();
+    }
     extend_names(sequence);
-    let n_wanted = shared_tokens(sequence, sequence.tokens.len() - 1, limits) / BLOCK_TOKENS;
-    sequence.names[..n_wanted].iter().map_while(|name| pool.find(*name)).collect()
+    sequence.names[first..n_wanted].iter().map_while(|name| pool.find(*name)).collect()
+}
+
+/// Tokens of a sequence, from the first, that it may have from others. Never all: the last one is computed, because the next is sampled
+/// from what that computation gives. None where rows of the prompt are read, which only who computes them has.
+pub(super) fn shared_end(sequence: &Sequence, limits: &SchedLimits) -> usize {
+    if !limits.prefix_caching || sequence.awaits_rows() {
+        return 0;
+    }
+    shared_tokens(sequence, sequence.tokens.len() - 1, limits)
 }
 
 /// Gives a sequence without blocks the ones that were found for it.
@@ -28,6 +43,22 @@ pub(super) fn attach(sequence: &mut Sequence, found: &[BlockId], pool: &mut Bloc
     sequence.n_named = found.len();
     sequence.n_found = sequence.computed;
     mark_blocks(sequence, 0, pool);
+}
+
+/// Takes what others have computed meanwhile of what it would compute next, in the place of blocks of its own.
+pub(super) fn catch_up(sequence: &mut Sequence, pool: &mut BlockPool, limits: &SchedLimits) {
+    let first = sequence.computed / BLOCK_TOKENS;
+    let found = find_from(first, sequence, pool, limits);
+    if found.is_empty() {
+        return;
+    }
+    for (idx, block) in (first..).zip(&found) {
+        sequence.table.exchange(idx, *block, pool);
+    }
+    let n_named = first + found.len();
+    sequence.n_found += n_named * BLOCK_TOKENS - sequence.computed;
+    (sequence.computed, sequence.n_named) = (n_named * BLOCK_TOKENS, n_named);
+    mark_blocks(sequence, first, pool);
 }
 
 /// Names the blocks that are full, computed and known in every token.
@@ -56,7 +87,7 @@ fn mark_blocks(sequence: &Sequence, n_before: usize, pool: &mut BlockPool) {
 }
 
 /// Of the first `n_tokens`, those whose blocks are shared.
-fn shared_tokens(sequence: &Sequence, n_tokens: usize, limits: &SchedLimits) -> usize {
+pub(super) fn shared_tokens(sequence: &Sequence, n_tokens: usize, limits: &SchedLimits) -> usize {
     if limits.replays_decodes { n_tokens.min(sequence.request.prompt.len()) } else { n_tokens }
 }
 

@@ -99,7 +99,7 @@ const NOT_A_NUMBER: &str = "the model's output is not a number: its weights or t
 
 /// Applies `output` of `plan` to the state. Plans are resolved in the order in which they were made.
 pub fn resolve(state: &mut SchedState, plan: StepPlan, output: StepOutput, limits: &SchedLimits) -> StepEffects {
-    let StepPlan { chunks, preempted, started } = plan;
+    let StepPlan { chunks, copies: _, preempted, started } = plan;
     let mut effects = StepEffects { started, preempted, ..StepEffects::default() };
     let mut sampled = output.sampled.into_iter();
     let mut finder = Finder::default();

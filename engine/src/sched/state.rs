@@ -27,6 +27,8 @@ pub struct SchedLimits {
     /// Generated tokens are always computed one at a time and their blocks are not found by others: for an executor whose
     /// kernels for prompts and for decoding add up in different orders, and that promises the same bits nevertheless.
     pub replays_decodes: bool,
+    /// Its executor copies blocks: see [`Step::copies`](super::Step::copies).
+    pub copies_blocks: bool,
     /// Tokens of prompts in a step that also decodes, at most. Changes from step to step, see [`Pace`](super::Pace).
     pub prefill_share: usize,
     /// Rows that the executor's products compute together: steps that do not take all prompts have a multiple of it, if they have as

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{SchedLimits, SchedState, StepPlan, plan::Chunk};
 use crate::{
-    kv::BlockId,
+    kv::{BlockCopy, BlockId},
     request::{Request, RequestId, TokenId},
     sequence::Sequence,
 };
@@ -15,6 +15,9 @@ use crate::{
 pub struct Step<'a> {
     /// What to compute, one entry a sequence.
     pub chunks: Vec<StepChunk<'a>>,
+    /// Blocks to copy before that, which no other of these copies writes to. Nothing where the executor
+    /// [copies none](crate::exec::Executor::copies_blocks).
+    pub copies: &'a [BlockCopy],
 }
 
 /// Consecutive tokens of one sequence to compute.
@@ -81,7 +84,12 @@ impl ChunkInput<'_> {
     }
 }
 
-impl Step<'_> {
+impl<'a> Step<'a> {
+    /// One that copies nothing.
+    pub fn of(chunks: Vec<StepChunk<'a>>) -> Self {
+        Self { chunks, copies: &[] }
+    }
+
     /// Tokens this step computes.
     pub fn n_tokens(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.input.n_tokens()).sum()
@@ -90,13 +98,13 @@ impl Step<'_> {
 
 impl StepPlan {
     /// What an executor computes for this plan. `state` is as `schedule` left it.
-    pub fn step<'a>(&self, state: &'a SchedState, limits: &'a SchedLimits) -> Step<'a> {
+    pub fn step<'a>(&'a self, state: &'a SchedState, limits: &'a SchedLimits) -> Step<'a> {
         let view = |chunk: &Chunk| {
             let sequence = &state.running[chunk.running_idx];
             assert_eq!(sequence.id, chunk.id, "the state is as it was planned on");
             view(chunk, sequence, limits)
         };
-        Step { chunks: self.chunks.iter().map(view).collect() }
+        Step { chunks: self.chunks.iter().map(view).collect(), copies: &self.copies }
     }
 }
 

@@ -89,6 +89,10 @@ struct Held {
 }
 
 impl Executor for Held {
+    fn copies_blocks(&self) -> bool {
+        self.executor.copies_blocks()
+    }
+
     fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError> {
         let _ = self.hold.recv();
         self.executor.launch(step)

@@ -117,7 +117,7 @@ fn drawn_behind(gpu: &mut CudaModel, tokens: &[TokenId], start: usize) -> RawLog
     let sample = Some(spec);
     let input = ChunkInput::Known(&tokens[start..]);
     let chunk = StepChunk { id: RequestId(1), input, start, blocks: &blocks, sample, is_prefill: true };
-    gpu.executor.launch(&Step { chunks: vec![chunk] }).expect("the step is launched");
+    gpu.executor.launch(&Step::of(vec![chunk])).expect("the step is launched");
     let output = gpu.executor.finish().expect("the step is computed");
     match output.sampled.into_iter().next() {
         Some(Sampled::Token { logprobs: Some(logprobs), .. }) => logprobs,

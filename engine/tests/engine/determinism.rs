@@ -18,13 +18,13 @@ use crate::common;
 
 /// An answer: its text, its tokens and their log-probabilities.
 #[derive(Debug, PartialEq)]
-struct Answer {
+pub(crate) struct Answer {
     text: String,
     tokens: Vec<TokenId>,
     logprobs: Vec<PositionLogprobs>,
 }
 
-fn answer(mut stream: RequestStream) -> Answer {
+pub(crate) fn answer(mut stream: RequestStream) -> Answer {
     let mut answer = Answer { text: String::new(), tokens: Vec::new(), logprobs: Vec::new() };
     loop {
         match stream.blocking_next().expect("a terminal comes") {

@@ -71,7 +71,7 @@ impl Company {
         let subject = &self.sequences[SUBJECT];
         let chunks = (0..PROMPT).step_by(chunk_len).map(|first| first..PROMPT.min(first + chunk_len));
         let decoded = (PROMPT..PROMPT + DECODED).map(|position| position..position + 1);
-        let step = |positions| model.step_logits(&Step { chunks: vec![subject.chunk(positions)] }).remove(0);
+        let step = |positions| model.step_logits(&Step::of(vec![subject.chunk(positions)])).remove(0);
         let all: Vec<_> = chunks.chain(decoded).map(step).collect();
         all[all.len() - 1 - DECODED..].to_vec()
     }
@@ -85,7 +85,7 @@ impl Company {
                 0 => 0..prompt(sequence),
                 _ => prompt(sequence) + decoded - 1..prompt(sequence) + decoded,
             };
-            Step { chunks: self.sequences.iter().map(|sequence| sequence.chunk(positions(sequence))).collect() }
+            Step::of(self.sequences.iter().map(|sequence| sequence.chunk(positions(sequence))).collect())
         };
         (0..=DECODED).map(|decoded| model.step_logits(&step(decoded)).remove(SUBJECT)).collect()
     }

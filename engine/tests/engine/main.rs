@@ -5,6 +5,7 @@
 mod bad_models;
 mod batch_invariance;
 mod common;
+mod completions;
 mod constraint;
 mod cuda;
 mod cuda_families;

@@ -22,6 +22,10 @@ impl Executor for TwoInFlight {
         2
     }
 
+    fn copies_blocks(&self) -> bool {
+        self.0.copies_blocks()
+    }
+
     fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError> {
         self.0.launch(step)
     }

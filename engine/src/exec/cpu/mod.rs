@@ -243,6 +243,10 @@ fn row_of(logits: &[f32], row: usize, vocab_size: usize) -> &[f32] {
 }
 
 impl Executor for CpuExecutor {
+    fn copies_blocks(&self) -> bool {
+        true
+    }
+
     fn abilities(&self) -> Abilities {
         Abilities::ALL
     }
@@ -261,6 +265,7 @@ impl Executor for CpuExecutor {
         for fed in &inputs.fed_rows {
             inputs.token_ids[fed.row as usize] = self.last_tokens[fed.entry as usize];
         }
+        self.ranks.iter_mut().for_each(|rank| rank.cache.copy(step.copies));
         let wanted = std::mem::take(&mut self.wanted);
         let (logits, read) = self.logits_and_rows(&inputs, &wanted);
         self.read.extend(read);
@@ -326,6 +331,6 @@ fn probe(tokens: &[TokenId], start: usize) -> BatchInputs {
     let blocks: Vec<BlockId> = (0..blocks_for(start + tokens.len()) as u32).map(BlockId).collect();
     let input = ChunkInput::Known(tokens);
     let chunk = StepChunk { id: RequestId(u64::MAX), input, start, blocks: &blocks, sample: None, is_prefill: true };
-    let inputs = BatchInputs::new(&Step { chunks: vec![chunk] });
+    let inputs = BatchInputs::new(&Step::of(vec![chunk]));
     BatchInputs { sampled_rows: (0..tokens.len() as u32).collect(), ..inputs }
 }

@@ -343,13 +343,11 @@ mod tests {
     /// A prompt's end, a decode and a prompt's beginning; the first two are drawn.
     fn mixed(request: &Arc<Request>) -> Step<'_> {
         let sample = Some(SampleSpec { request, position: 1, banned: &[], history: &[], slot: 0, enters_slot: false });
-        Step {
-            chunks: vec![
-                chunk(ChunkInput::Known(&[10, 11, 12]), 15, sample),
-                chunk(ChunkInput::Fed { entry: 4 }, 20, sample),
-                chunk(ChunkInput::Known(&[20, 21]), 0, None),
-            ],
-        }
+        Step::of(vec![
+            chunk(ChunkInput::Known(&[10, 11, 12]), 15, sample),
+            chunk(ChunkInput::Fed { entry: 4 }, 20, sample),
+            chunk(ChunkInput::Known(&[20, 21]), 0, None),
+        ])
     }
 
     #[test]
@@ -383,7 +381,7 @@ mod tests {
         // The last token of a prompt whose beginning was found: who computes that may be in the same step.
         let found = StepChunk { is_prefill: true, ..chunk(ChunkInput::Known(&[1]), 48, None) };
         let again = chunk(ChunkInput::Known(&[2]), 32, None);
-        let batch = Batch::new(&Step { chunks: vec![fed, found, again] }, LIMITS);
+        let batch = Batch::new(&Step::of(vec![fed, found, again]), LIMITS);
         let of = |row: i32| batch.decodes.items.iter().find(|item| item.sequence == row).unwrap().n_settled;
         assert_eq!([0, 1, 2].map(of), [40, 0, 0]);
     }
@@ -393,7 +391,7 @@ mod tests {
         let invariant = BatchLimits { policy: SplitPolicy::fixed(64, 264), ..LIMITS };
         let of_prompt = StepChunk { is_prefill: true, ..chunk(ChunkInput::Known(&[1]), 5, None) };
         let generated = chunk(ChunkInput::Known(&[2]), 9, None);
-        let step = Step { chunks: vec![of_prompt, generated] };
+        let step = Step::of(vec![of_prompt, generated]);
         let n_decode = |limits| Batch::new(&step, limits).n_decode;
         assert_eq!((n_decode(invariant), n_decode(LIMITS)), (1, 2));
         let batch = Batch::new(&step, invariant);
@@ -405,7 +403,7 @@ mod tests {
         let request = request();
         let sample =
             Some(SampleSpec { request: &request, position: 1, banned: &[], history: &[], slot: 0, enters_slot: false });
-        let step = |start| Step { chunks: vec![chunk(ChunkInput::Known(&[1]), start, sample); 3] };
+        let step = |start| Step::of(vec![chunk(ChunkInput::Known(&[1]), start, sample); 3]);
         let shape = |start| Batch::new(&step(start), LIMITS).shape();
         assert_eq!(shape(2), shape(40));
         assert_eq!(shape(2), decode_shape(4, &LIMITS));
@@ -416,11 +414,11 @@ mod tests {
         let request = request();
         let sample =
             Some(SampleSpec { request: &request, position: 1, banned: &[], history: &[], slot: 0, enters_slot: false });
-        let step = |tokens, start| Step { chunks: vec![chunk(ChunkInput::Known(tokens), start, sample)] };
+        let step = |tokens, start| Step::of(vec![chunk(ChunkInput::Known(tokens), start, sample)]);
         let shape = |tokens, start| Batch::new(&step(tokens, start), LIMITS).shape();
         assert_eq!(shape(&[1; 17], 0), shape(&[1; 32], 15));
         assert_eq!(shape(&[1; 17], 0), prompt_shape(32, &LIMITS));
-        let undrawn = Step { chunks: vec![chunk(ChunkInput::Known(&[1; 17]), 0, None)] };
+        let undrawn = Step::of(vec![chunk(ChunkInput::Known(&[1; 17]), 0, None)]);
         assert_eq!(Batch::new(&undrawn, LIMITS).shape().n_rows, 17);
     }
 
@@ -429,7 +427,7 @@ mod tests {
         let request = request();
         let spec =
             SampleSpec { request: &request, position: 1, banned: &[], history: &[], slot: 0, enters_slot: false };
-        let step = Step { chunks: vec![chunk(ChunkInput::Known(&[1]), 2, Some(spec)); 3] };
+        let step = Step::of(vec![chunk(ChunkInput::Known(&[1]), 2, Some(spec)); 3]);
         let mut batch = Batch::new(&step, LIMITS);
         let recorded = batch.shape();
         batch.decodes.items.resize(recorded.n_items + 1, DecodeItem::NONE);

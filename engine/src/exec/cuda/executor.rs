@@ -208,7 +208,7 @@ impl CudaRank {
         let input = ChunkInput::Known(tokens);
         let id = RequestId(u64::MAX);
         let chunk = StepChunk { id, input, start, blocks: &blocks, sample: None, is_prefill: true };
-        let mut batch = Batch::new(&Step { chunks: vec![chunk] }, self.limits);
+        let mut batch = Batch::new(&Step::of(vec![chunk]), self.limits);
         if samples == Probe::EveryRow {
             batch.sample_every_row();
         }

@@ -2,7 +2,7 @@
 //! [`KvLayout`] does.
 
 use super::kernel::{CachedBytes, rounded};
-use crate::kv::{KvDtype, KvLayout};
+use crate::kv::{BlockCopy, KvDtype, KvLayout};
 
 /// Bytes of a cache line, at which a layer begins: then no register of a head lies in two.
 const LINE: usize = 64;
@@ -49,6 +49,21 @@ impl CpuCache {
     }
 }
 
+impl CpuCache {
+    /// Copies blocks in every layer, one after the other.
+    pub(crate) fn copy(&mut self, copies: &[BlockCopy]) {
+        let n_bytes = self.layout.block_values() * self.layout.dtype.bytes();
+        for Layer { keys, values } in &mut self.layers {
+            for BlockCopy { from, to } in copies {
+                let [from, to] = [from, to].map(|block| block.0 as usize * n_bytes);
+                for lines in [&mut *keys, &mut *values] {
+                    lines.get_mut().copy_within(from..from + n_bytes, to);
+                }
+            }
+        }
+    }
+}
+
 impl Lines {
     /// Asks for plain zeroed bytes: those come fresh from the system, while aligned ones would be written once.
     fn zeroed(n_bytes: usize) -> Self {
@@ -87,6 +102,7 @@ mod tests {
     use half::bf16;
 
     use super::*;
+    use crate::kv::BlockId;
 
     fn stored(dtype: KvDtype, exact: f32) -> (f32, f32) {
         let layout = KvLayout { n_layers: 2, n_kv_heads: 2, head_dim: 2, n_blocks: 3, dtype };
@@ -107,6 +123,27 @@ mod tests {
         assert_eq!(stored(KvDtype::F32, exact), (exact, -exact));
         let nearest = 1.0 + 1.0 / 128.0;
         assert_eq!(stored(KvDtype::Bf16, exact), (nearest, -nearest));
+    }
+
+    #[test]
+    fn a_copied_block_holds_the_same_in_every_layer_and_leaves_its_neighbours() {
+        let layout = KvLayout { n_layers: 2, n_kv_heads: 2, head_dim: 2, n_blocks: 3, dtype: KvDtype::Bf16 };
+        let mut cache = CpuCache::new(layout);
+        for (layer, slot) in (0..2).flat_map(|layer| (0..48).map(move |slot| (layer, slot))) {
+            let number = (100 * layer + slot) as f32;
+            cache.store(layer, slot, &[number; 4], &[-number; 4]);
+        }
+        let blocks = |cache: &CpuCache, layer| {
+            let CachedBytes { keys, values, .. } = cache.layer(layer);
+            let n_bytes = layout.block_values() * 2;
+            let block = |idx: usize| [keys, values].map(|bytes| bytes[idx * n_bytes..][..n_bytes].to_vec());
+            [0, 1, 2].map(block)
+        };
+        let before = [0, 1].map(|layer| blocks(&cache, layer));
+        cache.copy(&[BlockCopy { from: BlockId(0), to: BlockId(2) }]);
+        let after = [0, 1].map(|layer| blocks(&cache, layer));
+        assert_eq!(after, before.clone().map(|[first, second, _]| [first.clone(), second, first]));
+        assert_ne!(after, before);
     }
 
     #[test]

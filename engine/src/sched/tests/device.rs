@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    kv::BLOCK_TOKENS,
+    kv::{BLOCK_TOKENS, BlockCopy},
     request::{Request, RequestId, TokenId},
     sched::*,
 };
@@ -29,6 +29,7 @@ pub(super) struct FakeDevice {
 
 impl FakeDevice {
     pub(super) fn launch(&mut self, step: &Step<'_>) {
+        step.copies.iter().for_each(|copy| self.copy(*copy));
         let fed = std::mem::take(&mut self.last_tokens);
         step.chunks.iter().for_each(|chunk| self.write(chunk, &fed));
         let draws = step.chunks.iter().filter_map(|chunk| Some((chunk, chunk.sample?)));
@@ -39,6 +40,12 @@ impl FakeDevice {
 
     pub(super) fn finish(&mut self) -> StepOutput {
         self.outputs.pop_front().expect("a step is in flight")
+    }
+
+    fn copy(&mut self, BlockCopy { from, to }: BlockCopy) {
+        let [from, to] = [from, to].map(|block| block.0 as usize * BLOCK_TOKENS);
+        self.slots.resize(self.slots.len().max(from.max(to) + BLOCK_TOKENS), None);
+        self.slots.copy_within(from..from + BLOCK_TOKENS, to);
     }
 
     fn write(&mut self, chunk: &StepChunk<'_>, fed: &[TokenId]) {
@@ -136,11 +143,23 @@ impl Machine {
     pub(super) fn launch(&mut self) -> StepPlan {
         let plan = schedule(&mut self.state, &self.limits);
         self.state.check(&self.limits);
+        self.check_copies(&plan);
         if !plan.chunks.is_empty() {
             self.device.launch(&plan.step(&self.state, &self.limits));
         }
         self.in_flight.push_back(plan.clone());
         plan
+    }
+
+    /// What is copied is there before the step, and goes where only one reads it.
+    fn check_copies(&self, plan: &StepPlan) {
+        assert!(plan.copies.is_empty() || self.limits.copies_blocks, "nothing is copied where nobody can");
+        for copy in &plan.copies {
+            assert!(self.state.pool.refs(copy.from) > 0, "somebody holds what is copied");
+            assert_eq!(self.state.pool.refs(copy.to), 1, "a block that is written to has one owner");
+            let n_writers = plan.copies.iter().filter(|other| [copy.from, copy.to].contains(&other.to)).count();
+            assert_eq!(n_writers, 1, "copies may be made in any order");
+        }
     }
 
     /// Takes in the oldest step in flight.

@@ -140,6 +140,7 @@ proptest! {
         max_steps_in_flight in 1usize..=2,
         prefix_caching in any::<bool>(),
         replays_decodes in any::<bool>(),
+        copies_blocks in any::<bool>(),
         prefill_share in 1usize..40,
         itl_target in prop::option::of(Just(ItlTarget::DEFAULT)),
         tile_rows in 1usize..12,
@@ -148,7 +149,7 @@ proptest! {
         ahead_one_in in prop_oneof![Just(0), 1u64..6],
     ) {
         let of_step = SchedLimits { max_batched_tokens, prefill_share, itl_target, tile_rows, ..limits() };
-        let limits = SchedLimits { prefix_caching, replays_decodes, expected_completion, ..of_step };
+        let limits = SchedLimits { prefix_caching, replays_decodes, copies_blocks, expected_completion, ..of_step };
         let requests: Vec<&Request> =
             events.iter().filter_map(|event| if let Event::Submit(request) = event { Some(&**request) } else { None }).collect();
         let mut machine = Machine::new(n_blocks, limits.clone(), max_steps_in_flight);

@@ -2,6 +2,7 @@
 
 mod device;
 mod device_time;
+mod follow;
 mod histories;
 mod order;
 mod share;
@@ -21,6 +22,7 @@ fn limits() -> SchedLimits {
         eos: vec![EOS],
         prefix_caching: false,
         replays_decodes: false,
+        copies_blocks: false,
         prefill_share: usize::MAX,
         tile_rows: 1,
         itl_target: None,

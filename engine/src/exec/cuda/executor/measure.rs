@@ -127,7 +127,7 @@ impl CudaRank {
             is_prefill: false,
         };
         let chunks = blocks.chunks(n_blocks).enumerate().map(chunk).collect();
-        let mut batch = Batch::new(&Step { chunks }, self.limits);
+        let mut batch = Batch::new(&Step::of(chunks), self.limits);
         batch.sample_every_row();
         let layout = StepLayout::new(&decode_shape(n, &self.limits));
         self.inputs.upload(layout.whole, batch.used_table(&layout), |filling| batch.fill(&layout, filling))?;
