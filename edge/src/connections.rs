@@ -2,18 +2,21 @@
 //! many there are, how long a client may take to send the head of a request, and how long it may read nothing of an answer; for
 //! a body that is the handlers' business. Knows no endpoint.
 
-use std::{fmt::Display, pin::pin, sync::Arc, time::Duration};
+use std::{error::Error, fmt::Display, pin::pin, sync::Arc, time::Duration};
 
 use axum::{Router, serve::Listener};
-use hyper::server::conn::http1;
+use hyper::{
+    rt::{Read, Write},
+    server::conn::http1::Builder,
+};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::{conn::auto, graceful::GracefulShutdown},
+    server::conn::auto,
     service::TowerToHyperService,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::stalled::Stalled;
+use crate::{http1, stalled::Stalled};
 
 /// What a client may do with its connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -97,8 +100,8 @@ pub async fn serve_each<L: Listener>(
     closed: fn(),
     ended: impl Future<Output = ()>,
 ) {
-    let open = GracefulShutdown::new();
-    let (http1, either) = (http1(limits), either(limits));
+    let (end, told) = watch::channel(false);
+    let (http1, either) = (Arc::new(http1(limits)), either(limits));
     let mut ended = pin!(ended);
     loop {
         let (io, from) = tokio::select! {
@@ -109,24 +112,43 @@ pub async fn serve_each<L: Listener>(
             tracing::debug!(limit = limits.n_connections, "one connection too many");
             continue;
         };
-        let (io, service) = (TokioIo::new(io), TowerToHyperService::new(routes(&from)));
+        let (io, routes, told) = (TokioIo::new(io), routes(&from), told.clone());
         if limits.http2 {
             let io = Stalled::opening(io, limits.stall, limits.head);
-            let served = open.watch(either.serve_connection(io, service).into_owned());
-            spawn(served, place, closed);
+            spawn(serve_either(either.clone(), io, routes, told), place, closed);
         } else {
-            let served = open.watch(http1.serve_connection(Stalled::new(io, limits.stall), service));
-            spawn(served, place, closed);
+            let io = Stalled::new(io, limits.stall);
+            spawn(http1::serve(Arc::clone(&http1), io, routes, told), place, closed);
         }
     }
-    drop(listener);
-    open.shutdown().await;
+    drop((listener, told));
+    end.send_replace(true);
+    end.closed().await;
 }
 
-fn http1(limits: Limits) -> http1::Builder {
-    let mut http = http1::Builder::new();
+fn http1(limits: Limits) -> Builder {
+    let mut http = Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.head);
     http
+}
+
+/// Serves a connection of either HTTP until it ends, or until `ended` turns true and what is being answered then is.
+async fn serve_either<Io>(
+    http: auto::Builder<TokioExecutor>,
+    io: Io,
+    routes: Router,
+    mut ended: watch::Receiver<bool>,
+) -> Result<(), Box<dyn Error + Send + Sync>>
+where
+    Io: Read + Write + Unpin + Send + 'static,
+{
+    let mut connection = pin!(http.serve_connection(io, TowerToHyperService::new(routes)));
+    tokio::select! {
+        served = connection.as_mut() => return served,
+        _ = ended.wait_for(|ended| *ended) => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    connection.await
 }
 
 /// What a client begins with says which one it speaks.

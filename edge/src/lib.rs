@@ -5,10 +5,13 @@
 pub mod allocator;
 pub mod api_key;
 pub mod body;
+mod chunks;
 pub mod connections;
 pub mod cors;
+mod http1;
 pub mod playground;
 pub mod spans;
 mod stalled;
 pub mod telemetry;
 pub mod trace;
+mod wire;
