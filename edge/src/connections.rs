@@ -1,4 +1,4 @@
-//! Connections of the HTTP server: accepts them, speaks HTTP/1 on them, or what gRPC needs too, and at the end lets each finish its answer. Owns how
+//! Connections of the HTTP server: accepts them, has HTTP/1 spoken on them, or what gRPC needs too, and at the end lets each finish its answer. Owns how
 //! many there are, how long a client may take to send the head of a request, and how long it may read nothing of an answer; for
 //! a body that is the handlers' business. Knows no endpoint.
 
