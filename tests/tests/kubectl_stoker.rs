@@ -345,8 +345,9 @@ fn a_plan_against_a_cluster_counts_devices_that_no_claim_holds() {
         json!({"name": format!("gpu-{place}"), "capacity": {"memory": {"value": "143771Mi"}},
             "attributes": {"productName": {"string": "NVIDIA H200"}}})
     };
+    let devices = [0, 1, 2, 3].map(device);
     let mut slice = kind("ResourceSlice", "dra-0");
-    slice["spec"] = json!({"driver": "gpu.nvidia.com", "nodeName": "dra-0", "devices": [0, 1, 2, 3].map(device),
+    slice["spec"] = json!({"driver": "gpu.nvidia.com", "nodeName": "dra-0", "devices": devices,
         "pool": {"name": "dra-0", "generation": 1, "resourceSliceCount": 1}});
     stage.apply(&slice);
     let mut class = kind("DeviceClass", "gpu.nvidia.com");
