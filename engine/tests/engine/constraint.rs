@@ -99,17 +99,21 @@ pub(crate) fn run(engine: &EngineHandle, requests: Vec<Request>) -> Vec<(Vec<Tok
     streams.into_iter().map(read_all).collect()
 }
 
-#[test]
-fn constrained_tokens_follow_the_grammar_and_leave_their_neighbours_alone() {
-    let model = common::checkpoint("gqa-f32");
-    // Somebody is preempted: a matcher outlives that.
-    let tight = EngineLimits {
+/// Of two dozen requests somebody is preempted.
+pub(crate) fn tight() -> EngineLimits {
+    EngineLimits {
         kv_cache_tokens: Some(512),
         expected_completion: None,
         max_model_len: Some(256),
         ..EngineLimits::default()
-    };
-    let (one, two) = (common::start(&model, tight.clone()), start_with_two(&model, tight));
+    }
+}
+
+#[test]
+fn constrained_tokens_follow_the_grammar_and_leave_their_neighbours_alone() {
+    let model = common::checkpoint("gqa-f32");
+    // A matcher outlives a preemption.
+    let (one, two) = (common::start(&model, tight()), start_with_two(&model, tight()));
     let end = one.model().eos[0];
     let cycle = |n: u32| n.is_multiple_of(2).then_some(Cycle { n_tokens: 40 + n as usize, end: End::Token(end) });
     let mixed = || (0..24).map(|n| asked(n, cycle(n))).collect();

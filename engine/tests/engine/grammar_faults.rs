@@ -18,7 +18,7 @@ use stoker_engine::{
 
 use crate::{
     common,
-    constraint::{Cycle, End, asked, read_all, run},
+    constraint::{Cycle, End, asked, read_all, run, tight},
     overlap::start_with_two,
 };
 
@@ -111,14 +111,8 @@ fn constrained(request: Request, grammar: impl Grammar + 'static) -> Request {
 #[test]
 fn a_matcher_that_fails_ends_its_request_where_it_was_and_no_other() {
     let model = common::checkpoint("gqa-f32");
-    // Somebody is preempted: also those whose matchers fail, before and after.
-    let tight = EngineLimits {
-        kv_cache_tokens: Some(512),
-        expected_completion: None,
-        max_model_len: Some(256),
-        ..EngineLimits::default()
-    };
-    let (one, two) = (common::start(&model, tight.clone()), start_with_two(&model, tight));
+    // Also those are preempted whose matchers fail, before and after.
+    let (one, two) = (common::start(&model, tight()), start_with_two(&model, tight()));
     let end = End::Token(one.model().eos[0]);
     let cycle = |n: u32| n.is_multiple_of(2).then_some(Cycle { n_tokens: 40 + n as usize, end });
     let expected = run(&one, (0..24).map(|n| asked(n, cycle(n))).collect());
