@@ -283,17 +283,12 @@ unsafe fn chain<V: Eight, T: WideEight, const R: usize, const C: usize>(
 #[inline(always)]
 unsafe fn fold<V: Eight, const R: usize>(sums: [V; R], folded: &mut [f32; R]) {
     for (idx, folded) in folded.chunks_mut(4).enumerate() {
-        let last = R - 1;
-        let four = [4 * idx, 4 * idx + 1, 4 * idx + 2, 4 * idx + 3];
+        let mut four = [sums[R - 1]; 4];
+        for (sum, of_row) in four.iter_mut().zip(&sums[4 * idx..]) {
+            *sum = *of_row;
+        }
         // SAFETY: as the caller vouches.
-        let four = unsafe {
-            V::fold4([
-                sums[four[0].min(last)],
-                sums[four[1].min(last)],
-                sums[four[2].min(last)],
-                sums[four[3].min(last)],
-            ])
-        };
+        let four = unsafe { V::fold4(four) };
         folded.copy_from_slice(&four[..folded.len()]);
     }
 }
