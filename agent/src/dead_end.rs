@@ -1,13 +1,18 @@
 //! A path to a model that leads nowhere: how far it leads, and where it could go on from there. An image that is mounted and a claim have
 //! the folders that somebody gave them, and the source that names another one is not seen to be wrong before.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{self, Path},
+};
 
 /// So many names are said at most.
 const NAMES_MAX: usize = 8;
 
 /// Where the path ends and what is there instead; `None` if it leads somewhere, or nobody may look.
 pub(crate) fn dead_end(path: &Path) -> Option<String> {
+    // A relative one may begin with what is missing, which then is in the folder that the process is in.
+    let path = &path::absolute(path).ok()?;
     let is_there = |path: &Path| path.try_exists().unwrap_or(true);
     if is_there(path) {
         return None;
@@ -64,5 +69,8 @@ mod tests {
         assert!(at("bin/x").unwrap().ends_with("6, 7, …"));
         symlink("gone", root.path().join("latest")).unwrap();
         assert_eq!(at("latest/chat"), Some(format!("{folder}/latest is a link to gone, which is not there")));
+        let here = std::env::current_dir().unwrap();
+        let said = dead_end(Path::new("no-such-folder/chat")).unwrap();
+        assert!(said.starts_with(&format!("{} has no no-such-folder", here.display())), "{said}");
     }
 }
