@@ -67,13 +67,23 @@ mod scaling_control;
 mod scaling_faults;
 mod scaling_load;
 
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, path::Path};
 
 #[test]
 fn every_file_beside_this_one_is_a_module_of_it() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests");
-    let names = fs::read_dir(folder).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
-    let files: BTreeSet<String> = names.filter(|name| name != "system.rs").collect();
-    let modules = include_str!("system.rs").lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
-    assert_eq!(files, modules.map(|module| format!("{module}.rs")).collect());
+    every_file_in_a_folder_is_a_module_of(Path::new("tests/system.rs"), Path::new("tests"));
+}
+
+/// What a folder holds is named by the file it belongs to, and so does every folder below it.
+fn every_file_in_a_folder_is_a_module_of(file: &Path, folder: &Path) {
+    let text = fs::read_to_string(file).unwrap();
+    let modules = text.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+    let modules: BTreeSet<_> = modules.map(|module| folder.join(module)).collect();
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let (folders, mut files): (BTreeSet<_>, BTreeSet<_>) = entries.partition(|path| path.is_dir());
+    files.remove(file);
+    assert_eq!(files, modules.iter().map(|module| module.with_extension("rs")).collect());
+    for folder in folders {
+        every_file_in_a_folder_is_a_module_of(&folder.with_extension("rs"), &folder);
+    }
 }
