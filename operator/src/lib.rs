@@ -1,6 +1,6 @@
 //! The operator of `InferenceDeployment`: observe → validate → plan → apply → status.
 //!
-//! `controller::reconcile` lists these steps and nothing else. `validate`, `desired`, `revision`, `rollout`, `plan`,
+//! `controller::round` lists these steps and nothing else. `validate`, `desired`, `revision`, `rollout`, `plan`,
 //! `lint`, `pace` and `status` are functions over values: no client, no clock, no randomness. `observe` only reads, `probe`
 //! reads agents and tells them what is written on their pods, `canary` is pure but for its examiner, which asks agents, `apply` and `events` are the only ones that write to the cluster. The operator never links the engine.
 
