@@ -6,7 +6,10 @@ use std::{io::IsTerminal, time::Duration};
 use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::json;
-use stoker_crds::endpoints::{DeploymentLoad, EndpointState, FLEET_PATH, FleetLoad, ReplicaLoad};
+use stoker_crds::{
+    contract::LoadReport,
+    endpoints::{DeploymentLoad, EndpointState, FLEET_PATH, FleetLoad, ReplicaLoad},
+};
 
 use crate::{
     cluster::{Cluster, ClusterArgs},
@@ -17,6 +20,7 @@ use crate::{
 
 /// Columns that are no numbers.
 const N_WORDS: usize = 2;
+const N_COLUMNS: usize = 11;
 /// The operator asks as often.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
@@ -76,59 +80,74 @@ async fn fleet(args: &Top, cluster: &Cluster) -> Result<FleetLoad> {
 
 /// A line each.
 fn deployments(fleet: &FleetLoad, with_namespace: bool) -> String {
-    let head = ["NAME", "READY", "RUNNING", "WAITING", "KV", "TTFT p95", "ITL p95", "PREFILL/s", "PREEMPTED"];
     let rows = fleet.deployments.iter().map(|deployment| {
         let DeploymentLoad { namespace, name, replicas_wanted, replicas } = deployment;
         let name = if with_namespace { format!("{namespace}/{name}") } else { name.clone() };
         let serving = replicas.iter().filter(|replica| replica.state == EndpointState::Serving).count();
-        let [running, waiting, kv, ttft, itl, prefill, preempted] = numbers(replicas);
-        [name, format!("{serving}/{replicas_wanted}"), running, waiting, kv, ttft, itl, prefill, preempted]
+        row([name, format!("{serving}/{replicas_wanted}")], replicas)
     });
     let rows: Vec<_> = rows.collect();
-    if rows.is_empty() { "no InferenceDeployment here\n".to_owned() } else { table(head, N_WORDS, &rows) }
+    if rows.is_empty() {
+        "no InferenceDeployment here\n".to_owned()
+    } else {
+        table(head(["NAME", "READY"]), N_WORDS, &rows)
+    }
 }
 
 /// A line for each replica.
 fn replicas(deployment: &DeploymentLoad) -> String {
-    let head = ["POD", "STATE", "RUNNING", "WAITING", "KV", "TTFT p95", "ITL p95", "PREFILL/s", "PREEMPTED"];
-    let rows = deployment.replicas.iter().map(|replica| {
-        let [running, waiting, kv, ttft, itl, prefill, preempted] = numbers(std::slice::from_ref(replica));
-        [replica.pod.clone(), replica.state.word().to_owned(), running, waiting, kv, ttft, itl, prefill, preempted]
-    });
-    table(head, N_WORDS, &rows.collect::<Vec<_>>())
+    let of = |replica: &ReplicaLoad| {
+        row([replica.pod.clone(), replica.state.word().to_owned()], std::slice::from_ref(replica))
+    };
+    table(head(["POD", "STATE"]), N_WORDS, &deployment.replicas.iter().map(of).collect::<Vec<_>>())
+}
+
+fn head([name, state]: [&str; N_WORDS]) -> [&str; N_COLUMNS] {
+    [name, state, "RUNNING", "WAITING", "KV", "TOKENS/s", "TTFT p95", "ITL p95", "PREEMPTED", "GPUS", "GPU-HOURS"]
+}
+
+fn row([name, state]: [String; N_WORDS], replicas: &[ReplicaLoad]) -> [String; N_COLUMNS] {
+    let [running, waiting, kv, tokens, ttft, itl, preempted] = loads(replicas);
+    let gpus = replicas.iter().map(|replica| replica.gpus).sum::<u64>().to_string();
+    let hours = replicas.iter().map(|replica| replica.gpu_seconds).sum::<u64>() as f64 / 3600.0;
+    [name, state, running, waiting, kv, tokens, ttft, itl, preempted, gpus, format!("{hours:.1}")]
 }
 
 /// Sums, shares and the worst of those that could be read; a dash where none could.
-fn numbers(replicas: &[ReplicaLoad]) -> [String; 7] {
+fn loads(replicas: &[ReplicaLoad]) -> [String; 7] {
     let loads = || replicas.iter().filter_map(|replica| replica.load.as_ref());
+    let dash = || "-".to_owned();
     if loads().next().is_none() {
-        return std::array::from_fn(|_| "-".to_owned());
+        return std::array::from_fn(|_| dash());
     }
-    let sum = |of: fn(&stoker_crds::contract::LoadReport) -> u64| loads().map(of).sum::<u64>();
-    let worst = |of: fn(&stoker_crds::contract::LoadReport) -> Option<f64>| loads().filter_map(of).reduce(f64::max);
+    let sum = |of: fn(&LoadReport) -> u64| loads().map(of).sum::<u64>();
+    let worst = |of: fn(&LoadReport) -> Option<f64>| loads().filter_map(of).reduce(f64::max);
     let total = sum(|load| load.total_blocks.into());
     let kv = sum(|load| load.referenced_blocks.into()) * 100 / total.max(1);
-    let prefill: f64 = loads().filter_map(|load| load.prefill_tokens_per_second).sum();
+    let tokens = replicas.iter().filter_map(|replica| replica.tokens_per_second).reduce(|a, b| a + b);
     [
         sum(|load| load.running.into()).to_string(),
         sum(|load| load.waiting.into()).to_string(),
         format!("{kv} %"),
-        worst(|load| load.ttft_p95_seconds).map_or("-".to_owned(), |seconds| format!("{:.0} ms", seconds * 1e3)),
-        worst(|load| load.itl_p95_seconds).map_or("-".to_owned(), |seconds| format!("{:.1} ms", seconds * 1e3)),
-        if prefill > 0.0 { format!("{prefill:.0}") } else { "-".to_owned() },
+        tokens.map_or_else(dash, |tokens| format!("{tokens:.0}")),
+        worst(|load| load.ttft_p95_seconds).map_or_else(dash, |seconds| format!("{:.0} ms", seconds * 1e3)),
+        worst(|load| load.itl_p95_seconds).map_or_else(dash, |seconds| format!("{:.1} ms", seconds * 1e3)),
         sum(|load| load.preemptions).to_string(),
     ]
 }
 
 #[cfg(test)]
 mod tests {
-    use stoker_crds::contract::LoadReport;
-
     use super::*;
 
     fn replica(pod: &str, load: Option<LoadReport>) -> ReplicaLoad {
         let state = if load.is_some() { EndpointState::Serving } else { EndpointState::Starting };
-        ReplicaLoad { pod: pod.to_owned(), state, load }
+        let tokens_per_second = load.as_ref().map(|load| f64::from(load.running) * 100.0);
+        ReplicaLoad { pod: pod.to_owned(), state, gpus: 2, gpu_seconds: 9000, tokens_per_second, load }
+    }
+
+    fn words(text: &str) -> Vec<Vec<&str>> {
+        text.lines().map(|line| line.split_whitespace().collect()).collect()
     }
 
     #[test]
@@ -144,14 +163,19 @@ mod tests {
             vec![replica("a", Some(load(3, 30, 0.2))), replica("b", Some(load(4, 60, 0.5))), replica("c", None)];
         let chat = DeploymentLoad { namespace: "default".into(), name: "chat".into(), replicas_wanted: 3, replicas };
         let text = deployments(&FleetLoad { deployments: vec![chat] }, false);
-        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(lines[1], ["chat", "2/3", "7", "0", "45", "%", "500", "ms", "-", "-", "4"]);
+        // Three hold two GPUs each, for two hours and a half.
+        assert_eq!(
+            words(&text)[1],
+            ["chat", "2/3", "7", "0", "45", "%", "700", "500", "ms", "-", "4", "6", "7.5"],
+            "{text}"
+        );
     }
 
     #[test]
-    fn nothing_is_said_of_a_replica_that_says_nothing() {
+    fn nothing_is_said_of_a_replica_that_says_nothing_but_what_it_holds() {
         let chat = DeploymentLoad { replicas: vec![replica("chat-a-0", None)], ..DeploymentLoad::default() };
-        assert!(replicas(&chat).lines().nth(1).unwrap().starts_with("chat-a-0  starting"));
+        let text = replicas(&chat);
+        assert_eq!(words(&text)[1], ["chat-a-0", "starting", "-", "-", "-", "-", "-", "-", "-", "2", "2.5"], "{text}");
         assert_eq!(deployments(&FleetLoad::default(), true), "no InferenceDeployment here\n");
     }
 }

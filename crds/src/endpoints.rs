@@ -123,6 +123,15 @@ pub struct ReplicaLoad {
     pub pod: String,
     /// Whether it takes requests.
     pub state: EndpointState,
+    /// GPUs that its pod holds: from when the scheduler gave it a node until it is gone.
+    #[serde(default)]
+    pub gpus: u64,
+    /// These, times the seconds for which it has held them.
+    #[serde(default)]
+    pub gpu_seconds: u64,
+    /// Tokens that it generates a second, over the last seconds; `None` until there were some readings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens_per_second: Option<f64>,
     /// Its whole report, if it can be believed now.
     pub load: Option<LoadReport>,
 }

@@ -39,6 +39,7 @@ use crate::{
     devices::Devices,
     endpoints::Published,
     error::ReconcileError,
+    fleet::Fleet,
     gateways::{Gateways, ServiceName},
     image_volumes::Release,
     keys::{KeyStore, Keyring},
@@ -92,8 +93,8 @@ pub struct Shared {
     pub ledger: Ledger,
     /// What gateways are told.
     pub endpoints: Published,
-    /// What agents said, once they are asked.
-    pub readings: Arc<OnceLock<Readings>>,
+    /// What all replicas say, once they are asked.
+    pub fleet: Arc<OnceLock<Fleet>>,
     /// What pages look at, if there are any.
     pub board: Option<Board>,
     /// Signs of life.
@@ -137,8 +138,9 @@ pub async fn run(
     let (clock, release) = (Clock::of(&client).await, Release::of_server(&client).await);
     let (watches, events) = Watches::begin(&client, &options, clock).await?;
     let readings = Readings::by(clock);
+    let (deployments, pods) = (watches.deployments.clone(), watches.caches.pods.clone());
     // It is set once a process.
-    _ = shared.readings.set(readings.clone());
+    _ = shared.fleet.set(Fleet { deployments, pods, readings: readings.clone() });
     shared.metrics.watch(watches.deployments.clone())?;
     let (changed, changes) = mpsc::channel(CHANGES_WAITING);
     let (findings, keyring) = (Findings::default(), signing.1.clone());

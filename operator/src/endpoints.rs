@@ -188,7 +188,7 @@ fn endpoint(pod: &Pod, replica: &Replica) -> ReplicaEndpoint {
 }
 
 /// What an agent said a moment ago counts more than what its kubelet shows, which is slower.
-fn state(replica: &Replica) -> EndpointState {
+pub(crate) fn state(replica: &Replica) -> EndpointState {
     if replica.serves() {
         return EndpointState::Serving;
     }

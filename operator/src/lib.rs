@@ -20,6 +20,7 @@ pub mod error;
 pub mod events;
 pub mod fence;
 pub mod fits;
+pub mod fleet;
 pub mod gateways;
 pub mod holders;
 pub mod image_volumes;

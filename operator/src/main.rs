@@ -148,7 +148,7 @@ async fn main() -> anyhow::Result<()> {
         metrics,
         ledger: Ledger::default(),
         endpoints: Published::default(),
-        readings: Arc::default(),
+        fleet: Arc::default(),
         board: args.pages_address.map(|_| Board::default()),
         vitals: Vitals::default(),
     };

@@ -12,14 +12,12 @@ use axum::{
 };
 use serde::Deserialize;
 use stoker_crds::{
-    endpoints::{
-        DeploymentEndpoints, DeploymentLoad, ENDPOINTS_PATH, FLEET_PATH, FleetLoad, ReplicaLoad, WAIT_SECONDS_MAX,
-    },
+    endpoints::{ENDPOINTS_PATH, FLEET_PATH, WAIT_SECONDS_MAX},
     scaling_status::RECORDS_PATH,
 };
 use tokio::net::TcpListener;
 
-use crate::{controller::Shared, readings::Readings};
+use crate::controller::Shared;
 
 /// Serves until the process ends. A standby is as ready as a leader.
 pub async fn serve(listener: TcpListener, shared: Shared) -> std::io::Result<()> {
@@ -113,25 +111,10 @@ async fn fleet(State(shared): State<Shared>) -> Response {
     if !shared.leadership.holds() {
         return refuse("another operator leads: ask that one\n");
     }
+    // There is a document once everything was listed: an empty cache is no empty cluster.
     let document = shared.endpoints.other_than("", 0, Duration::from_secs(FIRST_WAIT_SECONDS)).await;
-    let Some((document, readings)) = document.zip(shared.readings.get()) else {
-        return refuse("nothing is known yet: ask again\n");
-    };
-    Json(FleetLoad { deployments: document.deployments.iter().map(|chat| loads(chat, readings)).collect() })
-        .into_response()
-}
-
-fn loads(deployment: &DeploymentEndpoints, readings: &Readings) -> DeploymentLoad {
-    let DeploymentEndpoints { namespace, name, replicas_wanted, replicas, models: _, port: _ } = deployment;
-    let replicas = replicas.iter().map(|replica| ReplicaLoad {
-        pod: replica.pod.clone(),
-        state: replica.state,
-        load: readings.of(&replica.uid).report().cloned(),
-    });
-    DeploymentLoad {
-        namespace: namespace.clone(),
-        name: name.clone(),
-        replicas_wanted: *replicas_wanted,
-        replicas: replicas.collect(),
+    match document.and(shared.fleet.get()) {
+        Some(fleet) => Json(fleet.look()).into_response(),
+        None => refuse("nothing is known yet: ask again\n"),
     }
 }

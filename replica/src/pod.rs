@@ -72,6 +72,13 @@ pub enum Stage {
     Leaving,
 }
 
+impl Needs {
+    /// How many it requests of what is counted in whole numbers, as GPUs are.
+    pub fn count(&self, resource: &str) -> u64 {
+        self.requests.get(resource).and_then(|count| count.parse().ok()).unwrap_or_default()
+    }
+}
+
 impl Stage {
     /// Since when, as whoever saw it begin says.
     pub(crate) fn since_mut(&mut self) -> Option<&mut Timestamp> {

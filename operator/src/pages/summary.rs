@@ -107,9 +107,7 @@ fn middle(mut values: Vec<f64>) -> Option<f64> {
 
 fn gpus(deployment: &InferenceDeployment, replicas: &[Replica]) -> Gpus {
     let resource = deployment.spec.gpu_name().counted_as();
-    let of = |replica: &Replica| -> u64 {
-        replica.pod.needs.requests.get(&resource).and_then(|count| count.parse().ok()).unwrap_or_default()
-    };
+    let of = |replica: &Replica| replica.pod.needs.count(&resource);
     replicas.iter().fold(Gpus::default(), |mut gpus, replica| {
         match replica.pod.stage {
             Stage::Unscheduled { .. } => gpus.waiting += of(replica),
