@@ -28,6 +28,21 @@ pub(crate) struct ClusterArgs {
     kubeconfig: Option<PathBuf>,
 }
 
+impl ClusterArgs {
+    /// As a line says that is not finished, and so no command yet.
+    pub(crate) fn in_words(words: &[String]) -> Self {
+        let after = |flags: [&str; 2]| {
+            let is_flag = |pair: &&[String]| flags.contains(&pair[0].as_str());
+            words.windows(2).find(is_flag).map(|pair| pair[1].clone())
+        };
+        Self {
+            namespace: after(["--namespace", "-n"]),
+            context: after(["--context"; 2]),
+            kubeconfig: after(["--kubeconfig"; 2]).map(PathBuf::from),
+        }
+    }
+}
+
 /// A cluster and a namespace in it.
 #[derive(Clone)]
 pub(crate) struct Cluster {

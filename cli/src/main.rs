@@ -2,6 +2,7 @@
 //! change that is paused, resumed or undone, a pod that is drained.
 
 mod cluster;
+mod complete;
 mod dashboard;
 mod drain;
 mod events;
@@ -21,12 +22,12 @@ mod table;
 mod top;
 
 use std::{
-    io, panic,
+    env, io, panic,
     process::{self, ExitCode},
 };
 
 use anyhow::Result;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Command, CommandFactory, Parser, Subcommand};
 
 /// Looks at InferenceDeployments, explains their scaling, plans, rolls and drains.
 #[derive(Debug, Parser)]
@@ -56,7 +57,8 @@ enum Word {
     Explain(explain::Explain),
     /// Where would a request go now, and why not elsewhere? What a gateway sees of each replica; nothing is sent to one.
     Route(route::Route),
-    /// Completions for a shell, to be sourced by it.
+    /// Completions for a shell, to be sourced by it: for the program by its own name. kubectl completes `kubectl stoker` where this
+    /// program is on the PATH as `kubectl_complete-stoker`, too.
     Completions {
         /// The shell.
         shell: clap_complete::Shell,
@@ -85,6 +87,11 @@ fn end_with_the_reader() {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode> {
     end_with_the_reader();
+    let mut words = env::args();
+    if complete::is_asked(&words.next().unwrap_or_default()) {
+        complete::complete(Cli::command(), &words.collect::<Vec<_>>()).await;
+        return Ok(ExitCode::SUCCESS);
+    }
     match Cli::parse().word {
         Word::Status(args) => status::status(&args).await.map(|()| ExitCode::SUCCESS),
         Word::Top(args) => top::top(&args).await.map(|()| ExitCode::SUCCESS),
@@ -105,15 +112,22 @@ async fn main() -> Result<ExitCode> {
     }
 }
 
-/// One page: the command, then each of its words.
+/// One page: the command, then each of its words, and theirs.
 fn manual() -> Result<()> {
-    let command = Cli::command();
+    let mut command = Cli::command();
+    command.build();
     clap_mangen::Man::new(command.clone()).render(&mut io::stdout())?;
+    sections(&command)
+}
+
+fn sections(command: &Command) -> Result<()> {
     for word in command.get_subcommands().filter(|word| word.get_name() != "help") {
-        let page = clap_mangen::Man::new(word.clone().display_name(format!("kubectl stoker {}", word.get_name())));
+        let name = word.get_bin_name().unwrap_or(word.get_name()).to_owned();
+        let page = clap_mangen::Man::new(word.clone().display_name(name));
         page.render_name_section(&mut io::stdout())?;
         page.render_synopsis_section(&mut io::stdout())?;
         page.render_options_section(&mut io::stdout())?;
+        sections(word)?;
     }
     Ok(())
 }

@@ -83,6 +83,21 @@ fn a_fleet_is_seen_as_text_and_as_json_and_a_replica_leaves_when_it_is_told_to()
     let left = said(&rig, &["drain", "chat", &pod, "--output", "json"]);
     let left: Vec<Value> = left.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(left, [json!({"pod": &pod, "phase": "leaving"}), json!({"pod": &pod, "phase": "gone"})]);
+    // Completed by kubectl itself, which finds a program of that name.
+    let plugins = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(built("kubectl-stoker"), plugins.path().join("kubectl_complete-stoker")).unwrap();
+    std::os::unix::fs::symlink(built("kubectl-stoker"), plugins.path().join("kubectl-stoker")).unwrap();
+    let completed = |words: &[&str]| {
+        let mut kubectl = rig.cluster.control_plane.kubectl().unwrap();
+        let output = kubectl.env("PATH", plugins.path()).args(["__complete", "stoker"]).args(words).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(completed(&["rollout", "un"]).starts_with("undo\t"), "{}", completed(&["rollout", "un"]));
+    assert_eq!(completed(&["status", "c"]).lines().next(), Some("chat"));
+    let pods = completed(&["drain", "chat", ""]);
+    assert!(rig.pods("chat").unwrap().iter().all(|pod| pods.contains(&pod.name_any())), "{pods}");
+    assert_eq!(completed(&["status", "--namespace", "kube-system", ""]).trim(), ":4", "there is none");
+
     let refused = stoker(&rig, &["drain", "chat", "chat-x-0"]);
     let refused = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(refused.contains("chat-x-0 is no pod of chat; it has: chat-"), "{refused}");
@@ -134,4 +149,9 @@ fn completions_and_the_manual_name_every_word() {
         let text = printed(args);
         words.iter().for_each(|word| assert!(text.contains(word), "{args:?} without {word}"));
     }
+    let manual = printed(&["man"]);
+    for section in ["kubectl stoker rollout undo", "kubectl stoker drain"] {
+        assert!(manual.contains(section), "no section of {section}");
+    }
+    assert!(manual.contains(r"\-\-to\-revision"), "what a word's words take");
 }
