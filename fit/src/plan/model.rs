@@ -4,6 +4,8 @@ use serde_json::Value;
 
 use crate::model::{CheckpointFormat, ModelConfig, ModelError, ModelSpec};
 
+/// Numbers of a block of integers.
+const BLOCK: u64 = 32;
 /// `config.json` of the model inside the agent.
 const EMBER: &str = include_str!("../../../models/ember/config.json");
 
@@ -52,15 +54,19 @@ impl Model {
         Ok(Self { config, spec, stored, host_weights_bytes })
     }
 
-    /// Bytes of all weights as a CPU keeps them. Where nobody says that, as they lie in files; those that are quantised count as the eight bits that a CPU keeps them in.
+    /// Bytes of all weights as a CPU keeps them. Where nobody says that, as they lie in files, and those that are quantised by their scheme.
     pub(super) fn host_bytes(&self) -> u64 {
         let plain_bytes = match self.stored {
             Stored::Bf16 | Stored::F16 => 2,
             Stored::F32 => 4,
         };
-        let bytes = |weight: &crate::model::spec::WeightSpec| match weight.scheme {
+        let bytes = |weight: &crate::model::spec::WeightSpec| match &weight.scheme {
             None => weight.n_values().saturating_mul(plain_bytes),
-            Some(_) => weight.n_values().saturating_mul(34) / 32,
+            Some(scheme) => {
+                let block =
+                    scheme.host_blocks().map_or(BLOCK * plain_bytes, |blocks| blocks.bytes_of(BLOCK as usize) as u64);
+                weight.n_values().saturating_mul(block) / BLOCK
+            }
         };
         self.host_weights_bytes.unwrap_or_else(|| self.spec.weights().map(bytes).fold(0, u64::saturating_add))
     }

@@ -126,6 +126,37 @@ fn what_is_known_to_fit_fits_and_what_is_known_not_to_does_not() {
 }
 
 #[test]
+fn codes_that_a_cpu_does_not_multiply_take_the_memory_of_plain_numbers_there() {
+    // Bytes of 32 weights: blocks of eight bits, of four, or numbers of two bytes.
+    let (eight, four, plain) = (34, 18, 64);
+    for (name, expected) in [
+        ("ct-fp8-channel", plain),
+        ("fp8-block", plain),
+        ("nf4", plain),
+        ("gptq-act-order", plain),
+        ("ct-int8", eight),
+        ("ct-int8-asym", plain),
+        ("ct-w8a16", plain),
+        ("ct-w4a16", four),
+        ("ct-w4a16-asym", plain),
+        ("ct-w4a16-channel", eight),
+        ("awq-g32", eight),
+        ("gptq-g32", eight),
+    ] {
+        let path = format!("{}/../tests/goldens/quantised/{name}/config.json", env!("CARGO_MANIFEST_DIR"));
+        let mut config: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        config["dtype"] = json!("bfloat16");
+        let model = model(&config);
+        let [mut quantised, mut others] = [0, 0];
+        for weight in model.spec.weights() {
+            *(if weight.scheme.is_some() { &mut quantised } else { &mut others }) += weight.n_values();
+        }
+        assert!(quantised > others / 2, "{name}");
+        assert_eq!(model.host_bytes(), 2 * others + quantised * expected / 32, "{name}");
+    }
+}
+
+#[test]
 fn eight_bits_halve_the_projections_and_the_cache() {
     let of = |asked| plan(&published("llama-3.1-8b"), &asked, card("H200")).unwrap().memory;
     let (plain, fp8) = (of(Asked::default()), of(Asked { fp8: true, kv_format: KvFormat::E4m3, ..Asked::default() }));

@@ -15,8 +15,11 @@
 
 use std::fmt;
 
-use crate::gpu::GroupSize;
+use crate::{format::WeightFormat, gpu::GroupSize};
 use safetensors::Dtype;
+
+/// Inputs of a block of integers.
+const BLOCK: usize = 32;
 
 /// How a projection is quantised.
 #[derive(Clone, Debug, PartialEq)]
@@ -176,6 +179,26 @@ impl Bits {
     /// What is added to codes with a sign to store them without.
     pub fn half(self) -> i32 {
         1 << (self.n() - 1)
+    }
+}
+
+impl Scheme {
+    /// The blocks of integers that a CPU keeps its weights in, as far as a description tells; `None`: they become plain numbers, as all codes
+    /// do that are no integers, whose groups are out of order or smaller than a block, or whose difference from a zero point has nine bits.
+    /// GPTQ's zero points are in files and nearly always in the middle: it counts as with eight bits.
+    pub fn host_blocks(&self) -> Option<WeightFormat> {
+        let splits_blocks = match self.shared {
+            SharedBy::Tensor | SharedBy::Output => false,
+            SharedBy::Group(inputs) | SharedBy::Block { inputs, .. } => !inputs.is_multiple_of(BLOCK),
+        };
+        if splits_blocks || self.group_indices == GroupIndices::Needed {
+            return None;
+        }
+        match (self.codes, self.codes.bits(), self.zero_points) {
+            (Codes::E4m3 | Codes::Levels, ..) | (Codes::Int8 | Codes::Packed(_), Bits::Eight, true) => None,
+            (_, Bits::Four, false) => Some(WeightFormat::Q4_0),
+            (..) => Some(WeightFormat::Q8_0),
+        }
     }
 }
 
