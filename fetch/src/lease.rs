@@ -16,11 +16,13 @@ pub(crate) const LEASE_FILE: &str = ".lease";
 #[derive(Debug)]
 pub struct Lease(#[expect(dead_code, reason = "its lock is what matters")] File);
 
-/// Takes a lease on the model in `dir`; `None` if it is not in a cache. Needs no right to write.
+/// Takes a lease on the model in `dir`; `None` if it is not in a cache, as a model that is one file. Needs no right to write.
 pub fn hold(dir: &Path) -> io::Result<Option<Lease>> {
     let file = match File::open(dir.join(LEASE_FILE)) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
         Err(error) => return Err(error),
     };
     flock(&file, FlockOperation::LockShared)?;
@@ -50,4 +52,24 @@ pub(crate) async fn lock(path: PathBuf, mut waiting: impl FnMut()) -> io::Result
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_of_no_cache_is_served_without_a_lease_be_it_a_directory_or_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("q8.gguf");
+        std::fs::write(&file, "GGUF").unwrap();
+        for model in [dir.path(), &file, &dir.path().join("absent")] {
+            assert!(hold(model).unwrap().is_none(), "{}", model.display());
+        }
+        std::fs::write(dir.path().join(LEASE_FILE), "").unwrap();
+        let lease = hold(dir.path()).unwrap();
+        assert!(lease.is_some() && is_held(dir.path()));
+        drop(lease);
+        assert!(!is_held(dir.path()));
+    }
 }
