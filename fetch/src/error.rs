@@ -175,7 +175,7 @@ pub enum FetchError {
         limit: u64,
     },
     /// The file system.
-    #[error("{what} {}: {error}", .path.display())]
+    #[error("{what} {}: {error}{}", .path.display(), room_fix(error))]
     Io {
         /// What was tried.
         what: &'static str,
@@ -197,6 +197,16 @@ impl FetchError {
 /// What the user knows it as.
 pub(crate) fn of(name: &Option<String>) -> String {
     name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default()
+}
+
+/// Others fill disks, too, after the room was looked at.
+fn room_fix(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; give the cache a larger volume, or free some: what is there of the model is gone on with"
+        }
+        _ => "",
+    }
 }
 
 fn token_fix(had_token: bool, token_name: &Option<String>) -> String {

@@ -103,6 +103,8 @@ struct Shared {
     repositories: Mutex<Vec<Repository>>,
     /// Part of a path and what goes wrong there next, once each.
     faults: Mutex<VecDeque<(String, Fault)>>,
+    /// What models are called now, by former names.
+    renamed: Mutex<Vec<(String, String)>>,
     asked: Mutex<Vec<Asked>>,
     /// Microseconds between two pieces of a body.
     pause_us: AtomicU64,
@@ -206,6 +208,11 @@ impl Hub {
         *lock(&self.shared.repositories) = repositories;
     }
 
+    /// A model's former name leads to the one that it has, as on the hub: everything asked by it is redirected.
+    pub fn rename(&self, former: &str, now: &str) {
+        lock(&self.shared.renamed).push((former.to_owned(), now.to_owned()));
+    }
+
     /// Requests that came since this was last called.
     pub fn take_asked(&self) -> Vec<Asked> {
         std::mem::take(&mut lock(&self.shared.asked))
@@ -264,6 +271,11 @@ fn serve(connection: TcpStream, shared: &Shared, is_store: bool) -> io::Result<(
         let what = format!("{method} {path}");
         let asked = Asked { store: is_store, what, range: range.clone(), authorization: authorization.clone() };
         lock(&shared.asked).push(asked);
+        if let Some(location) = shared.renamed(path) {
+            let headers = vec![("Location", location)];
+            write_answer(&mut writer, &request, Answer { status: 307, headers, body: Vec::new() })?;
+            continue;
+        }
         let fault = shared.fault(path);
         match (fault, shared.file(&request, is_store)) {
             (Some(Fault::Status(status, retry_after)), _) => {
@@ -309,6 +321,18 @@ pub(crate) fn parse_range(value: &str) -> Option<Range<u64>> {
 }
 
 impl Shared {
+    /// Where it is now, of a path with a former name: relative, as the hub says it.
+    fn renamed(&self, path: &str) -> Option<String> {
+        let renamed = lock(&self.renamed);
+        renamed.iter().find_map(|(former, now)| {
+            let part = format!("/{former}/");
+            let asked = format!("{path}/");
+            asked
+                .contains(&part)
+                .then(|| asked.replacen(&part, &format!("/{now}/"), 1).trim_end_matches('/').to_owned())
+        })
+    }
+
     fn fault(&self, path: &str) -> Option<Fault> {
         let mut faults = lock(&self.faults);
         let place = faults.iter().position(|(part, _)| path.contains(part.as_str()))?;

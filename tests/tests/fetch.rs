@@ -186,6 +186,74 @@ fn what_is_there_is_found_without_the_hub_and_a_moved_branch_moves_nobody() {
 }
 
 #[test]
+fn a_model_that_was_renamed_is_found_by_its_former_name_with_the_token() {
+    const BYTES: [usize; 2] = [3 << 20, 2 << 20];
+    let access = Access::Token("secret".to_owned());
+    let site = Site::with(vec![Repository { access, ..Repository::public("tests/now", sharded(BYTES)) }]);
+    site.hub.rename(MODEL, "tests/now");
+    let mut command = site.fetcher.command(&format!("hf://{MODEL}"), &[]);
+    command.env("HF_TOKEN", "secret");
+    let (dir, _) = site.fetcher.fetch_with(command).unwrap();
+    assert_needed(&dir, BYTES);
+    let asked = site.hub.take_asked();
+    assert!(asked.iter().any(|asked| asked.what.contains("tests/now")), "{asked:?}");
+    assert!(asked.iter().filter(|asked| asked.store).all(|asked| asked.authorization.is_none()), "{asked:?}");
+}
+
+/// In a file system of its own, with so much room: fetches; fetches again while somebody else takes all of it in the middle; and again
+/// when that is gone. What is said goes to standard error.
+const SMALL_DISK: &str = r#"
+mount -t tmpfs -o size="$1" none "$2" || exit 99
+fetch() { "$3" fetch "$4" --endpoint "$5" --cache "$2/cache" --connections 1; }
+if [ "$6" = small ]; then fetch "$@"; exit; fi
+fetch "$@" & fetching=$!
+until [ "$(cat "$2"/cache/partial/*/*.state 2> /dev/null | tr -d '\0' | wc -c)" -gt 0 ]; do sleep 0.01; done
+cat /dev/zero > "$2/hog" 2> /dev/null
+wait $fetching && { echo "it fits beside the hog" >&2; exit 98; }
+echo "== again" >&2
+rm "$2/hog"
+dir=$(fetch "$@") || exit 97
+cmp "$6" "$dir/model-00001-of-00002.safetensors"
+"#;
+
+/// Its exit code and all that was said.
+fn on_a_small_disk(site: &Site, size: &str, last: &str) -> (Option<i32>, String) {
+    let mounted = tempfile::tempdir().unwrap();
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--mount", "--map-root-user", "sh", "-c", SMALL_DISK, "sh", size]).arg(mounted.path());
+    unshare.arg(binary().unwrap()).args([&format!("hf://{MODEL}"), &site.hub.endpoint(), last]);
+    let output = unshare.env_remove("HF_TOKEN").output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn a_disk_that_is_full_is_named_with_what_to_change_and_what_came_before_stays() {
+    const BYTES: [usize; 2] = [40 << 20, 1 << 20];
+    let site = Site::of(sharded(BYTES));
+    let (code, said) = on_a_small_disk(&site, "16m", "small");
+    if code == Some(99) || said.starts_with("unshare: ") {
+        let test = "a_disk_that_is_full_is_named_with_what_to_change_and_what_came_before_stays";
+        return skip(test, &format!("no file systems of one's own here: {said}"));
+    }
+    has(&said, &["the model needs ", " more bytes in ", " free; give the cache a larger volume, or free some"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(site.hub.take_asked().iter().all(|asked| !asked.store), "it is known before a weight is fetched");
+
+    // Somebody else fills it while the fetch goes on.
+    let wanted = site.fetcher.home().join("wanted");
+    fs::write(&wanted, fetches::noise(1, BYTES[0])).unwrap();
+    site.hub.slow_down(Duration::from_millis(10));
+    let (code, said) = on_a_small_disk(&site, "64m", wanted.to_str().unwrap());
+    assert_eq!(code, Some(0), "{said}");
+    let (full, _) = said.split_once("== again").unwrap();
+    has(full, &["No space left on device", "give the cache a larger volume, or free some"]);
+    let asked = site.hub.take_asked();
+    let starts: Vec<u64> =
+        asked.iter().filter(|asked| asked.store).filter_map(|asked| Some(asked.range.as_ref()?.start)).collect();
+    assert_eq!(starts.iter().filter(|start| **start == 0).count(), 2, "each shard once from its beginning: {starts:?}");
+}
+
+#[test]
 fn sigterm_ends_it_at_once() {
     let site = Site::of(sharded([20 << 20, 1 << 20]));
     site.hub.slow_down(Duration::from_millis(200));
