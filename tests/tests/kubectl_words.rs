@@ -137,6 +137,17 @@ fn krew_installs_the_plugin_from_the_manifest_that_is_made() {
 }
 
 #[test]
+fn a_simulation_is_told_to_programs_as_well() {
+    let mut command = Command::new(built("kubectl-stoker"));
+    let output = command.args(["simulate", "--trace", "step", "--output", "json"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let ours = &told[0]["rules"][0];
+    assert_eq!((told[0]["trace"].as_str(), ours["rule"].as_str()), (Some("step"), Some("stoker")), "{told}");
+    assert!(ours["gpuHours"].as_f64().unwrap() > 0.0 && told[0]["requests"].as_u64().unwrap() > 0, "{told}");
+}
+
+#[test]
 fn completions_and_the_manual_name_every_word() {
     let printed = |args: &[&str]| {
         let output = Command::new(built("kubectl-stoker")).args(args).output().unwrap();

@@ -24,7 +24,7 @@ use stoker_sim::{
 };
 use stoker_workload::{TRACE_NAMES, Trace};
 
-use crate::{records, settings};
+use crate::{output::Output, records, settings};
 
 /// What to simulate.
 #[derive(Debug, Args)]
@@ -85,6 +85,8 @@ pub(crate) struct Simulate {
     /// Writes every decision into this file, one record a line: `explain --file` reads it, and it is a trace again.
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
     /// Appends the figures to this file of results.
     #[arg(long, value_name = "FILE", hide = true)]
     figures: Option<PathBuf>,
@@ -204,13 +206,12 @@ fn record(args: &Simulate, spec: &ScalingSpec, worlds: &[World]) -> Result<()> {
 }
 
 fn show(args: &Simulate, comparisons: &[Comparison]) -> Result<()> {
-    for comparison in comparisons {
-        print!("{}", report::terminal(comparison));
-    }
+    let mut text: String = comparisons.iter().map(report::terminal).collect();
     if comparisons.len() > 1 {
-        print!("\n{}", report::sums(comparisons));
-        print!("\n{}", claims::table(comparisons, |comparison| &comparison.one_target));
+        text += &format!("\n{}", report::sums(comparisons));
+        text += &format!("\n{}", claims::table(comparisons, |comparison| &comparison.one_target));
     }
+    args.output.print(&text, || report::json(comparisons));
     if let Some(dir) = &args.out {
         fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
         for comparison in comparisons {

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use serde_json::{Value, json};
 use stoker_sim::{Comparison, Outcomes, STOKER, Tuned, plot};
 
 use super::claims;
@@ -37,6 +38,24 @@ pub(crate) fn terminal(comparison: &Comparison) -> String {
         );
     }
     comparison.panels().iter().fold(text, |text, panel| text + &plot::rows(panel, COLUMNS))
+}
+
+/// For programs: what each rule came to on each trace.
+pub(crate) fn json(comparisons: &[Comparison]) -> Value {
+    let rule = |row: &Row<'_>| {
+        let Row { rule, target, outcomes, percent } = row;
+        json!({
+            "rule": rule, "target": target, "lateAnswers": outcomes.misses, "latePercent": percent,
+            "preemptions": outcomes.preemptions, "gpuHours": outcomes.gpu_hours(),
+            "reversalsPerHour": outcomes.reversals_per_hour(),
+        })
+    };
+    let trace = |comparison: &Comparison| {
+        let rules: Vec<Value> = rows(comparison, &comparison.one_target).iter().map(rule).collect();
+        let ours = &comparison.ours;
+        json!({"trace": comparison.trace, "requests": ours.requests, "seconds": ours.seconds, "rules": rules})
+    };
+    comparisons.iter().map(trace).collect()
 }
 
 /// The picture of one trace.
