@@ -36,7 +36,7 @@ usage() { sed -n '2,/^set -euo/p' "${BASH_SOURCE[0]}" | sed -n 's/^# \{0,1\}//p'
 # What Debian has and we do not build. Elsewhere, stoker-e2e says what is missing and skips.
 system_packages() {
   local pair missing=()
-  for pair in containerd:containerd runc:runc nft:nftables ip:iproute2 curl:curl unshare:util-linux sysctl:procps; do
+  for pair in runc:runc nft:nftables ip:iproute2 curl:curl unshare:util-linux sysctl:procps; do
     command -v "${pair%%:*}" > /dev/null || missing+=("${pair##*:}")
   done
   [ -x /usr/lib/cni/bridge ] || missing+=(containernetworking-plugins)
@@ -48,7 +48,7 @@ system_packages() {
 }
 
 kubernetes() {
-  tools/kube/build.sh etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl helm
+  tools/kube/build.sh etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl helm containerd
 }
 
 programs() { cargo build --release -p stoker-agent -p stoker-operator -p stoker-image -p stoker-cli -p stoker-e2e; }
@@ -56,18 +56,18 @@ programs() { cargo build --release -p stoker-agent -p stoker-operator -p stoker-
 images() {
   mkdir -p "$IMAGES"
   local name
-  for name in stoker-agent stoker-operator e2e-tools; do
-    "$RELEASE/stoker-image" "tools/image/recipes/$name.yaml" --set BIN_DIR="$RELEASE" \
-      --tag "localhost/${name/#e2e-tools/stoker-e2e-tools}:dev" --out "$IMAGES/$name.tar"
+  for name in stoker-agent stoker-operator e2e-tools e2e-model; do
+    "$RELEASE/stoker-image" "tools/image/recipes/$name.yaml" --set BIN_DIR="$RELEASE" --set MODEL_DIR="$ROOT/models/ember" \
+      --tag "localhost/${name/#e2e-/stoker-e2e-}:dev" --out "$IMAGES/$name.tar"
   done
 }
 
 start() { # WORD ARGS...
   local word=$1 name args=(); shift
-  for name in stoker-agent stoker-operator e2e-tools; do args+=(--image "$IMAGES/$name.tar"); done
+  for name in stoker-agent stoker-operator e2e-tools e2e-model; do args+=(--image "$IMAGES/$name.tar"); done
   rm -rf "$LOGS"
   exec "$RELEASE/stoker-e2e" "$word" --kube-bin "$(dirname "$(tools/kube/build.sh --where kubelet)")" \
-    --helm "$(tools/kube/build.sh --where helm)" --plugin "$RELEASE/kubectl-stoker" --chart "$ROOT/charts/stoker" --logs "$LOGS" "${args[@]}" "$@"
+    --helm "$(tools/kube/build.sh --where helm)" --containerd-bin "$(dirname "$(tools/kube/build.sh --where containerd)")" --plugin "$RELEASE/kubectl-stoker" --chart "$ROOT/charts/stoker" --logs "$LOGS" "${args[@]}" "$@"
 }
 
 main "$@"

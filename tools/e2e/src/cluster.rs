@@ -25,7 +25,7 @@ impl Cluster {
         let kubectl = Kubectl::new(options);
         let mut daemons = control_plane::start(&options.kube_bin, &kubectl)?;
         stages.done("control plane ready");
-        daemons.push(node::start_containerd(&options.images).context("start containerd")?);
+        daemons.push(node::start_containerd(&options.containerd_bin, &options.images).context("start containerd")?);
         stages.done(format_args!("containerd ready, {} images imported", options.images.len()));
         daemons.extend(node::start_kubelet(&options.kube_bin, cgroup, &kubectl).context("start node")?);
         stages.done("node ready");

@@ -78,6 +78,9 @@ struct Options {
     /// The helm binary
     #[arg(long, value_name = "FILE")]
     helm: PathBuf,
+    /// Folder with containerd, containerd-shim-runc-v2, ctr
+    #[arg(long, value_name = "DIR")]
+    containerd_bin: PathBuf,
     /// The kubectl plugin
     #[arg(long, value_name = "FILE")]
     plugin: PathBuf,

@@ -1,7 +1,7 @@
 //! containerd, kubelet and kube-proxy: one real node.
 
 use std::{
-    fs,
+    env, fs,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -24,19 +24,22 @@ const CONTAINERD_LIMIT: Duration = Duration::from_secs(20);
 const NODE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Starts containerd and gives it the images.
-pub(crate) fn start_containerd(images: &[PathBuf]) -> Result<Daemon> {
+pub(crate) fn start_containerd(bin: &Path, images: &[PathBuf]) -> Result<Daemon> {
     save("cni/10-stoker.conflist", &cni_config())?;
     save("containerd.toml", &containerd_config())?;
-    let mut command = Command::new("containerd");
+    let mut command = Command::new(bin.join("containerd"));
+    // It finds its shim there, and what a shim starts where all programs are.
+    let path = env::split_paths(&env::var_os("PATH").unwrap_or_default()).collect::<Vec<_>>();
     command.arg("--config").arg(state("containerd.toml"));
+    command.env("PATH", env::join_paths([vec![bin.to_owned()], path].concat())?);
     let mut containerd = Daemon::start("containerd", &mut command)?;
     until(CONTAINERD_LIMIT, "containerd", || {
         containerd.check()?;
-        Ok(ctr(&["version"]).map_or_else(|error| Look::NotYet(error.to_string()), |()| Look::Done(())))
+        Ok(ctr(bin, &["version"]).map_or_else(|error| Look::NotYet(error.to_string()), |_| Look::Done(())))
     })?;
     for image in images {
         let file = image.to_str().context("image path is not UTF-8")?;
-        ctr(&["images", "import", file]).with_context(|| format!("import {file}"))?;
+        ctr(bin, &["images", "import", file]).with_context(|| format!("import {file}"))?;
     }
     Ok(containerd)
 }
@@ -144,12 +147,22 @@ fn cni_config() -> String {
     )
 }
 
-fn ctr(args: &[&str]) -> Result<()> {
-    let address = state("containerd.sock");
+/// The digest of an imported image, under which it can be named from then on, as if it had been pulled so.
+pub(crate) fn name_by_digest(bin: &Path, repository: &str, tag: &str) -> Result<String> {
+    let name = format!("{repository}:{tag}");
+    let listed = ctr(bin, &["images", "list", &format!("name=={name}")])?;
+    let digest = listed.split_whitespace().find(|word| word.starts_with("sha256:"));
+    let by_digest = format!("{repository}@{}", digest.with_context(|| format!("{name} is not imported: {listed}"))?);
+    ctr(bin, &["images", "tag", &name, &by_digest])?;
+    Ok(by_digest)
+}
+
+fn ctr(bin: &Path, args: &[&str]) -> Result<String> {
+    let mut ctr = Command::new(bin.join("ctr"));
     let output =
-        Command::new("ctr").arg("--address").arg(address).args(["--namespace", "k8s.io"]).args(args).output()?;
+        ctr.arg("--address").arg(state("containerd.sock")).args(["--namespace", "k8s.io"]).args(args).output()?;
     ensure!(output.status.success(), "ctr {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
-    Ok(())
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 fn save(name: &str, text: &str) -> Result<()> {

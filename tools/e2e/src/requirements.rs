@@ -3,15 +3,8 @@
 use std::{env, path::Path, process::Command};
 
 /// Programs of the system that a run starts, and the Debian packages that hold them.
-const PROGRAMS: [(&str, &str); 7] = [
-    ("containerd", "containerd"),
-    ("ctr", "containerd"),
-    ("runc", "runc"),
-    ("nft", "nftables"),
-    ("ip", "iproute2"),
-    ("unshare", "util-linux"),
-    ("sysctl", "procps"),
-];
+const PROGRAMS: [(&str, &str); 5] =
+    [("runc", "runc"), ("nft", "nftables"), ("ip", "iproute2"), ("unshare", "util-linux"), ("sysctl", "procps")];
 const CNI_PLUGINS: &str = "/usr/lib/cni/bridge";
 
 /// The reason why a run cannot work on this machine, if there is one.

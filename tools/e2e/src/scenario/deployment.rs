@@ -1,6 +1,6 @@
 //! The `InferenceDeployment` of the walk: what is done to it, and what must be seen in the cluster afterwards.
 
-use std::time::Instant;
+use std::{collections::BTreeSet, time::Instant};
 
 use anyhow::{Result, bail, ensure};
 use serde_json::Value;
@@ -110,6 +110,23 @@ impl<'a> Deployment<'a> {
             let decision = said.lines().find(|line| line.contains("replica")).filter(|_| repeated);
             Ok(decision.map_or_else(|| Look::NotYet(said.clone()), |line| Look::Done(line.to_owned())))
         })
+    }
+
+    /// What all replicas logged, by `kubectl stoker logs`: lines of each, oldest first. Returns how many.
+    pub(crate) fn logs(&self) -> Result<usize> {
+        let said = self.kubectl.stoker(&["logs", NAME, "--output", "json"])?;
+        let lines = said.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>()?;
+        let words = |name: &str| lines.iter().filter_map(|line| line[name].as_str()).collect::<Vec<_>>();
+        let (pods, times) = (words("pod").into_iter().collect::<BTreeSet<_>>(), words("time"));
+        ensure!(
+            pods.len() == 2 && times.len() == lines.len() && times.is_sorted(),
+            "of two replicas, in order: {said}"
+        );
+        ensure!(
+            lines.iter().any(|line| line["line"].as_str().is_some_and(|line| line.starts_with("serving chat "))),
+            "{said}"
+        );
+        Ok(lines.len())
     }
 
     /// Deletes it and waits until nothing that belonged to it is left.

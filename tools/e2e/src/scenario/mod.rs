@@ -1,19 +1,23 @@
-//! The walk through Stoker: install, serve, roll under load, scale, explain, delete, uninstall. Lists the steps; each lives in
+//! The walk through Stoker: install, serve, roll under load, scale, explain, mount a model, delete, uninstall. Lists the steps; each lives in
 //! the file of its noun.
 
 mod chart;
 mod client;
 mod deployment;
+mod mounted;
 mod streams;
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::{Options, cluster::Cluster, stages::Stages};
+use crate::{Options, cluster::Cluster, node, stages::Stages};
 use client::Client;
 use deployment::Deployment;
+use mounted::Mounted;
 
+/// An image with a model, which the recipe `e2e-model` makes.
+const MODEL_IMAGE: (&str, &str) = ("localhost/stoker-e2e-model", "dev");
 /// The longest any single step may take. Everything local takes seconds; the rest is a slow machine's allowance.
 const LIMIT: Duration = Duration::from_secs(300);
 /// Streams held through a roll: with two replicas, each holds some of them when its turn comes.
@@ -39,6 +43,9 @@ pub(crate) fn run(options: &Options, cluster: &Cluster, stages: &mut Stages) -> 
     let answer = client.ask("What is 2 + 3?").context("stream an answer")?;
     stages.done(format_args!("answer streamed inside the pod network: {:?}", answer.text));
 
+    let logged = deployment.logs().context("read what all replicas log")?;
+    stages.done(format_args!("kubectl stoker logs: {logged} lines of both replicas in order"));
+
     let streams = client.hold_streams(N_STREAMS, N_TOKENS).context("open streams")?;
     stages.done(format_args!("{N_STREAMS} long streams begun"));
     deployment.change_engine().context("change spec.engine")?;
@@ -55,6 +62,13 @@ pub(crate) fn run(options: &Options, cluster: &Cluster, stages: &mut Stages) -> 
 
     let decision = deployment.explain_scaling().context("explain a decision through a forwarded port")?;
     stages.done(format_args!("kubectl stoker explain through a forwarded port: {decision:?}"));
+
+    let (repository, tag) = MODEL_IMAGE;
+    let image = node::name_by_digest(&options.containerd_bin, repository, tag).context("name the model's image")?;
+    let mounted = Mounted::of(kubectl, image);
+    let delivery = mounted.serve().context("serve a model out of an image")?;
+    stages.done(format_args!("a model is served out of an image, {delivery}"));
+    mounted.delete().context("delete it")?;
 
     deployment.delete().context("delete InferenceDeployment")?;
     stages.done("deleted; nothing of it is left");
