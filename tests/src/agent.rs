@@ -71,6 +71,11 @@ impl AgentProcess {
         self.process.resident_bytes()
     }
 
+    /// The most memory that it ever held.
+    pub fn peak_bytes(&self) -> Result<u64> {
+        self.process.peak_bytes()
+    }
+
     /// Sends SIGTERM.
     pub fn terminate(&self) -> Result<()> {
         self.signal("TERM")

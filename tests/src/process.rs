@@ -56,8 +56,17 @@ impl Process {
 
     /// Memory that it holds now.
     pub fn resident_bytes(&self) -> Result<u64> {
+        self.status_bytes("VmRSS:")
+    }
+
+    /// The most memory that it ever held.
+    pub fn peak_bytes(&self) -> Result<u64> {
+        self.status_bytes("VmHWM:")
+    }
+
+    fn status_bytes(&self, name: &str) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse().ok());
+        let kib = status.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB")?.parse().ok());
         let kib: u64 = kib.context("the kernel says how much memory a process holds")?;
         Ok(kib << 10)
     }
