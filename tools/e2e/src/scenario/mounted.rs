@@ -40,7 +40,7 @@ impl<'a> Mounted<'a> {
         let status = self.wait("it to serve", |status| condition(status)["status"] == "True")?;
         let pods = self.kubectl.json(&["get", "pods", "-l", &format!("app.kubernetes.io/instance={NAME}")])?;
         let pods = pods["items"].as_array().context("there are pods")?;
-        let serving = pods.iter().find(|pod| mounts(pod, &format!("{}", self.image)));
+        let serving = pods.iter().find(|pod| mounts(pod, &self.image));
         let serving = serving.with_context(|| format!("no pod mounts {}: {pods:?}", self.image))?;
         ensure!(serving["spec"]["initContainers"].as_array().is_none_or(Vec::is_empty), "somebody fetches: {serving}");
         Ok(status["model"]["delivery"].as_str().unwrap_or_default().to_owned())
