@@ -56,6 +56,12 @@ pub enum NoGrammar {
 }
 
 impl Grammars {
+    /// Bytes that all of them hold, about.
+    pub fn held_bytes(&self) -> usize {
+        let compiler = self.compiler.get().and_then(|compiler| compiler.as_ref().ok());
+        compiler.map_or(0, GrammarCompiler::held_bytes)
+    }
+
     /// The grammar that `spec` asks for.
     pub async fn compile(&self, engine: &EngineHandle, spec: GrammarSpec) -> Result<Ready, NoGrammar> {
         let began = Instant::now();

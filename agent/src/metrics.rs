@@ -70,6 +70,7 @@ struct OwnFamilies {
     prefix_evicted: IntCounter,
     grammars: IntCounterVec,
     grammar_seconds: Histogram,
+    grammar_memory_bytes: IntGauge,
     forced_tokens: IntCounter,
     tool_calls: IntCounterVec,
     reasoning_answers: IntCounter,
@@ -170,6 +171,11 @@ impl Metrics {
         self.own.grammars.with_label_values(&["refused"]).inc();
     }
 
+    /// Notes what all grammars hold.
+    pub fn grammars_hold(&self, bytes: usize) {
+        self.own.grammar_memory_bytes.set(bytes as i64);
+    }
+
     /// Notes how long the start took.
     pub fn loaded(&self, took: Duration) {
         self.own.start_seconds.set(took.as_secs_f64());
@@ -248,6 +254,10 @@ impl OwnFamilies {
                 &["outcome"],
             ),
             grammar_seconds: register.own_seconds("stoker_grammar_seconds", "Time a request waited for its grammar"),
+            grammar_memory_bytes: register.own_int_gauge(
+                "stoker_grammar_memory_bytes",
+                "What grammars hold in memory, about: those of requests, and those kept for the next",
+            ),
             forced_tokens: register.own_counter(
                 "stoker_forced_tokens_total",
                 "Tokens that grammars left no choice of, and that took no draw",

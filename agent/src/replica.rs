@@ -308,6 +308,7 @@ impl Replica {
         if let Some(served) = self.served.get() {
             let load = served.engine.load();
             self.metrics.observe(&load, &served.engine.take_samples());
+            self.metrics.grammars_hold(served.grammars.held_bytes());
             if let Some(reason) = load.stopped {
                 self.die(reason);
             }

@@ -153,6 +153,23 @@ async fn an_answer_has_the_structure_that_was_asked_for() {
 }
 
 #[tokio::test]
+async fn what_grammars_hold_is_a_metric() {
+    let agent = Agent::new();
+    let held = async || {
+        agent.replica.tick();
+        let body = agent.send("GET", "/metrics", "").await.into_body().collect().await.unwrap().to_bytes();
+        let text = String::from_utf8(body.to_vec()).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("stoker_grammar_memory_bytes "));
+        line.expect("it is there").parse::<u64>().unwrap()
+    };
+    assert_eq!(held().await, 0);
+    let body = json!({"prompt": "x", "max_tokens": 2, "guided_choice": ["Oslo".repeat(1000)]});
+    assert_eq!(agent.post("/v1/completions", body).await.0, 200);
+    let kept = held().await;
+    assert!((500_000..5_000_000).contains(&kept), "{kept}");
+}
+
+#[tokio::test]
 async fn a_call_that_is_required_is_made_and_its_arguments_follow_the_schema() {
     let parameters = json!({"type": "object", "required": ["n"], "additionalProperties": false,
                             "properties": {"n": {"type": "integer", "minimum": 7, "maximum": 7}}});

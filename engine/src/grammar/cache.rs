@@ -1,6 +1,6 @@
 //! Grammars that were compiled lately, by what was asked. Bounded: the one used longest ago goes.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use crate::constraint::Constraint;
 
@@ -22,13 +22,21 @@ impl Cache {
     }
 
     pub(super) fn insert(&mut self, key: String, constraint: Constraint) {
-        if self.kept.len() >= N_KEPT
-            && let Some(oldest) =
-                self.kept.iter().min_by_key(|(_, (_, last_use))| *last_use).map(|(key, _)| key.clone())
-        {
-            self.kept.remove(&oldest);
+        if self.kept.len() >= N_KEPT {
+            self.take_oldest(|_| true);
         }
         self.n_uses += 1;
         self.kept.insert(key, (constraint, self.n_uses));
+    }
+
+    /// The one used longest ago of those that no request has.
+    pub(super) fn take_unused(&mut self) -> Option<Constraint> {
+        self.take_oldest(|constraint| Arc::strong_count(&constraint.0) == 1)
+    }
+
+    fn take_oldest(&mut self, is_meant: impl Fn(&Constraint) -> bool) -> Option<Constraint> {
+        let meant = self.kept.iter().filter(|(_, (constraint, _))| is_meant(constraint));
+        let oldest = meant.min_by_key(|(_, (_, last_use))| *last_use).map(|(key, _)| key.clone())?;
+        self.kept.remove(&oldest).map(|(constraint, _)| constraint)
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! All ways share one lexer, since what one learns about lexemes saves the others time. What one of them asks too much of it breaks
 //! it for all, and for good: llguidance bounds its work and its states, and an error stays. So a way that fails is gone again from
-//! the beginning with a lexer that nobody else has. If that fails too, the failure is its own.
+//! the beginning with a lexer that nobody else has. If that fails too, the failure is its own. The same goes for a lexer that has come to
+//! hold too much of what all grammars may hold ([`Memory`]).
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -10,11 +11,12 @@ use std::{
 };
 
 use llguidance::{TokenParser, api::StopReason};
-use toktrie::SimpleVob;
 
 use super::{
-    refusal::limit_in_words,
+    memory::{Account, Memory},
+    refusal::{Kind, too_much_in_words},
     vocabulary,
+    way::Way,
     words::{WordMasks, Words},
 };
 use crate::{
@@ -25,12 +27,17 @@ use crate::{
 /// A grammar at the beginning of a completion.
 pub(super) struct Compiled(Arc<Beginning>);
 
+/// Bytes that a compiled grammar takes for each of its text, at most: 180 of a schema of many properties, 20 of a choice.
+const BYTES_A_BYTE: usize = 200;
+
 struct Beginning {
     /// No way has begun from it.
     untouched: TokenParser,
     words: Arc<Words>,
+    memory: Arc<Memory>,
+    _text: Account,
     /// Where ways begin, by spelling. Critical sections leave valid ones.
-    shared: Mutex<[TokenParser; 2]>,
+    shared: Mutex<[Way; 2]>,
 }
 
 /// Which masks a way has where a text must come: those of the tokenizer's own tokens, or of all that spell it.
@@ -42,31 +49,41 @@ enum Spelling {
 
 impl Compiled {
     /// Computes the first mask, which the first request would wait for otherwise.
-    pub(super) fn new(untouched: TokenParser, words: Arc<Words>) -> Result<Self, String> {
-        let mut shared = beginnings(&untouched, &words);
+    pub(super) fn new(
+        untouched: TokenParser,
+        words: Arc<Words>,
+        memory: Arc<Memory>,
+        text_bytes: usize,
+    ) -> Result<Self, String> {
+        let text = memory.open();
+        text.set(text_bytes * BYTES_A_BYTE).map_err(|too_much| too_much_in_words(Kind::Text, too_much))?;
+        let mut shared = beginnings(&untouched, &words, &memory);
         let first = &mut shared[Spelling::Canonical as usize];
-        match mask_of(first) {
-            Err(_) if first.stop_reason() == StopReason::NoExtensionBias => Err("nothing matches it".into()),
-            Err(error) => Err(limit_in_words(&error, &first.limits)),
-            Ok(_) => Ok(Self(Arc::new(Beginning { untouched, words, shared: Mutex::new(shared) }))),
+        match first.mask() {
+            Err(_) if first.parser.stop_reason() == StopReason::NoExtensionBias => Err("nothing matches it".into()),
+            Err(error) => Err(error),
+            Ok(_) => {
+                let shared = Mutex::new(shared);
+                Ok(Self(Arc::new(Beginning { untouched, words, memory, _text: text, shared })))
+            }
         }
     }
 
     fn walk(&self, spelling: Spelling) -> Box<Walk> {
-        let parser = self.0.shared()[spelling as usize].clone();
-        Box::new(Walk { parser, beginning: Some(Arc::clone(&self.0)), spelling, accepted: Vec::new() })
+        let way = self.0.shared()[spelling as usize].fork(&self.0.memory);
+        Box::new(Walk { way, beginning: Some(Arc::clone(&self.0)), spelling, accepted: Vec::new() })
     }
 }
 
 impl Beginning {
-    fn shared(&self) -> MutexGuard<'_, [TokenParser; 2]> {
+    fn shared(&self) -> MutexGuard<'_, [Way; 2]> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins with a lexer of its own. So do all who begin later, together: the one that was shared may be broken.
-    fn anew(&self, spelling: Spelling) -> TokenParser {
-        *self.shared() = beginnings(&self.untouched, &self.words);
-        let [canonical, any] = beginnings(&self.untouched, &self.words);
+    fn anew(&self, spelling: Spelling) -> Way {
+        *self.shared() = beginnings(&self.untouched, &self.words, &self.memory);
+        let [canonical, any] = beginnings(&self.untouched, &self.words, &self.memory);
         match spelling {
             Spelling::Canonical => canonical,
             Spelling::Any => any,
@@ -75,12 +92,13 @@ impl Beginning {
 }
 
 /// A beginning for each spelling, with one lexer for both. What is known of words is known of a lexer's states.
-fn beginnings(untouched: &TokenParser, words: &Arc<Words>) -> [TokenParser; 2] {
+fn beginnings(untouched: &TokenParser, words: &Arc<Words>, memory: &Arc<Memory>) -> [Way; 2] {
     let mut canonical = untouched.deep_clone();
     canonical.bias_computer = Arc::new(WordMasks::new(Arc::clone(words)));
     canonical.start_without_prompt();
-    let mut any = canonical.clone();
-    any.token_env = vocabulary::any_spelling(&canonical.token_env);
+    let canonical = Way::new(canonical, memory);
+    let mut any = canonical.fork(memory);
+    any.parser.token_env = vocabulary::any_spelling(&canonical.parser.token_env);
     [canonical, any]
 }
 
@@ -102,7 +120,7 @@ impl std::fmt::Debug for Compiled {
 
 /// One completion.
 struct Walk {
-    parser: TokenParser,
+    way: Way,
     /// `None`: it has a lexer of its own.
     beginning: Option<Arc<Beginning>>,
     spelling: Spelling,
@@ -111,64 +129,34 @@ struct Walk {
 
 impl Walk {
     /// Takes a step; if that fails, once more with a lexer that nobody else has. A panic there is nobody else's doing, and goes up.
-    fn step<T>(&mut self, step: impl Fn(&mut TokenParser) -> Result<T, String>) -> Result<T, String> {
-        let done = match self.beginning.take() {
-            None => attempt(&mut self.parser, step),
-            Some(beginning) => {
-                let shared = catch_unwind(AssertUnwindSafe(|| attempt(&mut self.parser, &step)));
-                match shared.unwrap_or_else(|_| Err("it panicked".into())) {
-                    Ok(done) => {
-                        self.beginning = Some(beginning);
-                        Ok(done)
-                    }
-                    Err(_) => {
-                        self.parser = beginning.anew(self.spelling);
-                        self.go_again().and_then(|()| attempt(&mut self.parser, step))
-                    }
-                }
+    fn step<T>(&mut self, step: impl Fn(&mut Way) -> Result<T, String>) -> Result<T, String> {
+        let Some(beginning) = self.beginning.take() else { return step(&mut self.way) };
+        let shared = catch_unwind(AssertUnwindSafe(|| step(&mut self.way)));
+        match shared.unwrap_or_else(|_| Err("it panicked".into())) {
+            Ok(done) => {
+                self.beginning = Some(beginning);
+                Ok(done)
             }
-        };
-        done.map_err(|error| limit_in_words(&error, &self.parser.limits))
+            Err(_) => {
+                self.way = beginning.anew(self.spelling);
+                self.go_again().and_then(|()| step(&mut self.way))
+            }
+        }
     }
 
     /// As it went before: each mask is what gives the lexer time for the token behind it.
     fn go_again(&mut self) -> Result<(), String> {
         for token in &self.accepted {
-            attempt(&mut self.parser, mask_of)?;
-            attempt(&mut self.parser, |parser| take(parser, *token))?;
+            self.way.mask()?;
+            self.way.take(*token)?;
         }
-        attempt(&mut self.parser, mask_of).map(drop)
+        self.way.mask().map(drop)
     }
-}
-
-/// Takes a step. Where the lexer is broken, what it came to may be wrong without being an error.
-fn attempt<T>(parser: &mut TokenParser, step: impl Fn(&mut TokenParser) -> Result<T, String>) -> Result<T, String> {
-    let done = step(parser)?;
-    match parser.parser.get_error() {
-        None => Ok(done),
-        Some(error) => Err(error.message()),
-    }
-}
-
-/// What may come next: behind the end only end tokens.
-fn mask_of(parser: &mut TokenParser) -> Result<SimpleVob, String> {
-    match parser.stop_reason() {
-        StopReason::EndOfSentence | StopReason::NoExtension => Ok(parser.token_env.tok_trie().eos_token_set()),
-        _ => parser.compute_mask().map_err(|error| format!("{error:#}")),
-    }
-}
-
-fn take(parser: &mut TokenParser, token: TokenId) -> Result<(), String> {
-    let taken = parser.consume_token(token).and_then(|n_taken_back| {
-        assert_eq!(n_taken_back, 0, "nobody lets it take tokens back");
-        parser.check_stop()
-    });
-    taken.map(drop).map_err(|error| format!("{error:#}"))
 }
 
 impl Matcher for Walk {
     fn allow(&mut self, mask: &mut [u32]) -> Result<(), String> {
-        let allowed = self.step(mask_of)?;
+        let allowed = self.step(Way::mask)?;
         // The model's vocabulary may be larger than the tokenizer's: no text, not allowed.
         let n_words = mask.len().min(allowed.as_slice().len());
         mask[..n_words].copy_from_slice(&allowed.as_slice()[..n_words]);
@@ -177,10 +165,10 @@ impl Matcher for Walk {
 
     fn accept(&mut self, token: TokenId) -> Result<(), String> {
         // Behind the end, with `ignore_eos`, only end tokens come.
-        if self.parser.stopped() {
+        if self.way.parser.stopped() {
             return Ok(());
         }
-        self.step(|parser| take(parser, token))?;
+        self.step(|way| way.take(token))?;
         self.accepted.push(token);
         Ok(())
     }
@@ -205,10 +193,11 @@ mod tests {
     fn a_panic_goes_up_from_its_own_way_and_from_no_other() {
         let compiler = GrammarCompiler::new(&Arc::new(Tokenizer::bytes()), &[256]).unwrap();
         let parser = compiler.parser(&GrammarSpec::Regex("[a-z]+".into())).unwrap();
-        let compiled = Compiled::new(parser, Arc::clone(&compiler.words)).unwrap();
+        let compiled = Compiled::new(parser, Arc::clone(&compiler.words), Arc::clone(&compiler.memory), 0).unwrap();
         let [mut broken, mut beside] = [(); 2].map(|()| compiled.walk(Spelling::Canonical));
         let panics = |parser: &mut TokenParser| parser.parser.test_trigger_lexer_error().map_err(|e| e.to_string());
-        assert!(catch_unwind(AssertUnwindSafe(|| broken.step(panics))).is_err(), "it is a fault of ours");
+        let broken = || broken.step(|way| way.attempt(panics));
+        assert!(catch_unwind(AssertUnwindSafe(broken)).is_err(), "it is a fault of ours");
         let mask = || vec![0; mask_words(257)];
         beside.allow(&mut mask()).unwrap();
         beside.accept(TokenId::from(b'a')).unwrap();

@@ -4,12 +4,14 @@
 
 mod cache;
 mod matcher;
+mod memory;
 mod notation;
 mod refusal;
 mod spec;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
+mod way;
 mod words;
 
 use std::{
@@ -23,6 +25,7 @@ use llguidance::{ParserFactory, TokenParser, earley::SlicedBiasComputer};
 use crate::{constraint::Constraint, request::TokenId, text::Tokenizer};
 use cache::Cache;
 use matcher::Compiled;
+use memory::{MAX_BYTES, Memory};
 use refusal::{excerpt, mistake_in_regex};
 use words::{WordMasks, Words};
 
@@ -54,6 +57,7 @@ pub enum GrammarError {
 pub struct GrammarCompiler {
     factory: ParserFactory,
     words: Arc<Words>,
+    memory: Arc<Memory>,
     cache: Mutex<Cache>,
 }
 
@@ -89,7 +93,7 @@ impl GrammarCompiler {
         factory.limits_mut().max_items_in_row = MAX_ITEMS_IN_ROW;
         factory.limits_mut().max_lexer_states = MAX_LEXER_STATES;
         let words = Arc::new(Words::new(factory.slicer()));
-        Ok(Self { factory, words, cache: Mutex::default() })
+        Ok(Self { factory, words, memory: Memory::new(MAX_BYTES), cache: Mutex::default() })
     }
 
     /// A grammar, ready for requests. Blocks while it compiles.
@@ -99,14 +103,30 @@ impl GrammarCompiler {
         if let Some(found) = self.cache().get(&key) {
             return Ok((found, Source::Cached));
         }
-        let constraint = Constraint(Arc::new(with_stack(|| self.compiled(spec))?));
+        self.make_room();
+        let constraint = Constraint(Arc::new(with_stack(|| self.compiled(spec, key.len()))?));
         self.cache().insert(key, constraint.clone());
         Ok((constraint, Source::Compiled))
     }
 
-    fn compiled(&self, spec: &GrammarSpec) -> Result<Compiled, GrammarError> {
+    /// Bytes that all grammars hold, about: those of requests, and those kept for the next.
+    pub fn held_bytes(&self) -> usize {
+        self.memory.held()
+    }
+
+    fn compiled(&self, spec: &GrammarSpec, text_bytes: usize) -> Result<Compiled, GrammarError> {
         let parser = self.parser(spec)?;
-        Compiled::new(parser, Arc::clone(&self.words)).map_err(GrammarError::Refused)
+        let (words, memory) = (Arc::clone(&self.words), Arc::clone(&self.memory));
+        Compiled::new(parser, words, memory, text_bytes).map_err(GrammarError::Refused)
+    }
+
+    /// What nobody uses, and may be large by what requests made of it, goes first.
+    fn make_room(&self) {
+        while self.memory.is_tight() {
+            // Dropped behind the lock.
+            let Some(unused) = self.cache().take_unused() else { return };
+            drop(unused);
+        }
     }
 
     fn parser(&self, spec: &GrammarSpec) -> Result<TokenParser, GrammarError> {

@@ -4,6 +4,8 @@
 use llguidance::api::ParserLimits;
 use regex_syntax::{Parser, ast::Span};
 
+use super::memory::TooMuch;
+
 /// Longest reason in characters, and longest of its lines: llguidance repeats the grammar.
 const REASON_CHARS: usize = 400;
 const LINE_CHARS: usize = 100;
@@ -18,11 +20,37 @@ pub(super) fn excerpt(reason: &str) -> String {
     first_chars(&lines.join("\n"), REASON_CHARS)
 }
 
+const SHORTER: &str = "shorten repetitions such as `{0,5000}` and long alternatives in it";
+const FLATTER: &str =
+    "let rules repeat with `*` or refer to themselves at their beginning, and texts have one way to be matched";
+
+/// What a grammar needs memory for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    /// Itself.
+    Text,
+    /// States of its lexer.
+    Patterns,
+    /// Ways to follow its rules.
+    Rules,
+}
+
+/// Why a grammar has to end for the sake of the others.
+pub(super) fn too_much_in_words(kind: Kind, TooMuch { max_bytes, part }: TooMuch) -> String {
+    let (what, change) = match kind {
+        Kind::Text => ("its text more than its part", "send a smaller one"),
+        Kind::Patterns => ("its patterns more than their part", SHORTER),
+        Kind::Rules => ("its rules more than their part", FLATTER),
+    };
+    let [max, part] = [max_bytes, part].map(|bytes| bytes as f64 / f64::from(1 << 20));
+    format!(
+        "the grammars of all requests need more than {max:.0} MiB, and {what} of it, {part:.1} MiB: {change}, or send fewer such \
+         requests at once"
+    )
+}
+
 /// Why llguidance cannot go on: where that is one of its limits, which one and what to change.
 pub(super) fn limit_in_words(reason: &str, limits: &ParserLimits) -> String {
-    const SHORTER: &str = "shorten repetitions such as `{0,5000}` and long alternatives in it";
-    const FLATTER: &str =
-        "let rules repeat with `*` or refer to themselves at their beginning, and texts have one way to be matched";
     let ParserLimits { step_lexer_fuel, max_lexer_states, step_max_items, max_items_in_row, .. } = limits;
     let is = |words: &str| reason.contains(words);
     if is("too many expressions") {

@@ -44,7 +44,7 @@ fn what_a_text_asks_too_much_of_the_lexer_changes_no_other() {
     let (mut compiler, tokenizer) = compiler();
     compiler.factory.limits_mut().step_lexer_fuel = FOR_LETTERS;
     let parser = compiler.parser(&without_words()).unwrap();
-    let alone = Compiled::new(parser, Arc::clone(&compiler.words)).unwrap();
+    let alone = Compiled::new(parser, Arc::clone(&compiler.words), Arc::clone(&compiler.memory), 0).unwrap();
     let expected = write(&mut *alone.any_spelling(), &tokenizer, "bcbdbc").unwrap();
 
     let (constraint, _) = compiler.compile(&without_words()).unwrap();
@@ -149,4 +149,87 @@ fn what_many_texts_need_together_ends_none_of_them() {
     }
     let reason = write(&mut *constraint.0.any_spelling(), &tokenizer, &rows.concat()).unwrap_err();
     assert!(reason.contains("more than 300 states"), "one lexer has not what they need together: {reason}");
+}
+
+/// What grammars may hold in these tests.
+const FOR_ALL: usize = 8 << 20;
+
+/// `far_behind`, but another one each.
+fn hungry(n: usize) -> GrammarSpec {
+    GrammarSpec::Regex(format!("[ab]*a[ab]{{{}}}", 30 + n))
+}
+
+#[test]
+fn what_all_grammars_hold_is_bounded_and_the_large_ones_end_by_name() {
+    let (mut compiler, tokenizer) = compiler();
+    compiler.memory = Memory::new(FOR_ALL);
+    let (small, _) = compiler.compile(&GrammarSpec::Regex("[abcd]+".into())).unwrap();
+    let mut small = small.0.matcher();
+    let mut hungry: Vec<_> = (0..6).map(|n| compiler.compile(&hungry(n)).unwrap().0.0.any_spelling()).collect();
+    let (mut reasons, row) = (Vec::new(), letters(3, 1000));
+    for (at, next) in row.char_indices() {
+        hungry.retain_mut(|way| match write(&mut **way, &tokenizer, &next.to_string()) {
+            Ok(_) => true,
+            Err(reason) => {
+                reasons.push((at, reason));
+                false
+            }
+        });
+        write(&mut *small, &tokenizer, &next.to_string()).expect("it needs little");
+        assert!(compiler.memory.held() <= 2 * FOR_ALL, "{} after {at}", compiler.memory.held());
+    }
+    let said = "the grammars of all requests need more than 8 MiB, and its patterns more than their part of it";
+    assert!(!reasons.is_empty() && reasons.iter().all(|(_, reason)| reason.contains(said)), "{reasons:?}");
+    assert!(!hungry.is_empty(), "what those who ended held is the others'");
+}
+
+#[test]
+fn rules_that_are_followed_in_many_ways_at_every_place_end_by_name_too() {
+    let (mut compiler, tokenizer) = compiler();
+    compiler.memory = Memory::new(FOR_ALL);
+    let rules: Vec<String> = (0..1000).map(|n| format!("r{n}: /[ab]/")).collect();
+    let names: Vec<String> = (0..1000).map(|n| format!("r{n}")).collect();
+    let spec = GrammarSpec::Lark(format!("start: ({})+\n{}", names.join(" | "), rules.join("\n")));
+    let (constraint, _) = compiler.compile(&spec).unwrap();
+    let reason = write(&mut *constraint.0.any_spelling(), &tokenizer, &letters(3, 3000)).unwrap_err();
+    let said = "the grammars of all requests need more than 8 MiB, and its rules more than their part of it";
+    assert!(reason.contains(said) && reason.contains("let rules repeat with `*`"), "{reason}");
+}
+
+#[test]
+fn a_grammar_that_nobody_uses_gives_its_memory_to_the_next() {
+    const MAX_BYTES: usize = 4 << 20;
+    let (mut compiler, tokenizer) = compiler();
+    compiler.memory = Memory::new(MAX_BYTES);
+    let (kept, _) = compiler.compile(&GrammarSpec::Regex("[ab]*".into())).unwrap();
+    let (large, _) = compiler.compile(&hungry(0)).unwrap();
+    let mut way = large.0.any_spelling();
+    for next in letters(3, 3000).chars() {
+        write(&mut *way, &tokenizer, &next.to_string()).unwrap();
+        if compiler.memory.held() > MAX_BYTES * 3 / 4 {
+            break;
+        }
+    }
+    drop((way, large));
+    assert!(compiler.memory.is_tight());
+    compiler.compile(&GrammarSpec::Regex("c".into())).unwrap();
+    assert!(!compiler.memory.is_tight(), "{}", compiler.memory.held());
+    assert_eq!(compiler.compile(&hungry(0)).unwrap().1, Source::Compiled);
+    let (again, source) = compiler.compile(&GrammarSpec::Regex("[ab]*".into())).unwrap();
+    assert_eq!((again == kept, source), (true, Source::Cached), "a request has it");
+}
+
+#[test]
+fn a_grammar_whose_text_is_large_is_refused_by_name_while_others_like_it_are_used() {
+    let (mut compiler, _) = compiler();
+    compiler.memory = Memory::new(3 * FOR_ALL);
+    // 50 KB, which are counted as 10 MB.
+    let long = |n: usize| GrammarSpec::Choice((0..4000).map(|i| format!("{n}{i}").repeat(2)).collect());
+    let used: Vec<_> = (0..2).map(|n| compiler.compile(&long(n)).unwrap().0).collect();
+    let refused = compiler.compile(&long(2)).unwrap_err().to_string();
+    let said = ["need more than 24 MiB, and its text more than its part of it, ", ": send a smaller one"];
+    assert!(said.iter().all(|part| refused.contains(part)), "{refused}");
+    compiler.compile(&GrammarSpec::Regex("[ab]+".into())).unwrap();
+    drop(used);
+    compiler.compile(&long(2)).unwrap();
 }
