@@ -218,9 +218,12 @@ fn a_stream_of_a_canary_that_is_given_up_comes_to_its_end() {
     assert!(said.contains("10 each are compared") || said.contains("looked at"), "{said}");
     let traffic = Traffic::to(&rig.pods("slow").unwrap());
     let message = is_given_up(rig, "slow", SOON * 2);
-    for said in ["TTFT is 4.", "TTFT may be 1.5 times", "maxTtftRatio"] {
+    for said in ["TTFT may be 1.5 times", "maxTtftRatio"] {
         assert!(message.contains(said), "{message}");
     }
+    let ratio = message.split_once("TTFT is ").and_then(|(_, rest)| rest.split(' ').next()?.parse::<f64>().ok());
+    // Four times; who has more to do at a moment, as the one with the stream that is held, takes longer to a first token besides.
+    assert!(ratio.is_some_and(|ratio| (3.5..5.5).contains(&ratio)), "it takes four times as long: {message}");
     let draining = others(rig, "slow", &good);
     assert!(draining.len() == 1 && draining[0].metadata.deletion_timestamp.is_none(), "deleted while it streams");
     traffic.end();
