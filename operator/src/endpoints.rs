@@ -212,24 +212,13 @@ mod tests {
         contract::{DrainSettings, LoadReport},
         intent::Want,
     };
-    use stoker_replica::{Intent, Needs, ObservedPod, Reading, Trouble};
+    use stoker_replica::{Intent, Reading, Trouble};
 
     use super::*;
+    use crate::observe::fixture::observed_pod;
 
     fn replica(stage: Stage, phase: Option<AgentPhase>) -> Replica {
-        let pod = ObservedPod {
-            name: "chat-a-0".into(),
-            uid: "u".into(),
-            revision: "a".into(),
-            ordinal: 0,
-            resource_version: "1".into(),
-            created: Timestamp::UNIX_EPOCH,
-            stage,
-            lost: false,
-            gone_by: None,
-            node: None,
-            needs: Needs::default(),
-        };
+        let pod = observed_pod(stage);
         let reading = phase.map(|phase| Reading::of(&LoadReport { phase, ..LoadReport::idle(10) }));
         Replica { pod, reading: reading.unwrap_or_else(Reading::missing), intent: None }
     }

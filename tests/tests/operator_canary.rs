@@ -222,8 +222,9 @@ fn a_stream_of_a_canary_that_is_given_up_comes_to_its_end() {
         assert!(message.contains(said), "{message}");
     }
     let ratio = message.split_once("TTFT is ").and_then(|(_, rest)| rest.split(' ').next()?.parse::<f64>().ok());
-    // Four times; who has more to do at a moment, as the one with the stream that is held, takes longer to a first token besides.
-    assert!(ratio.is_some_and(|ratio| (3.5..5.5).contains(&ratio)), "it takes four times as long: {message}");
+    // A stand-in says 0.08 s and 0.02 more a stream: with one to three there, one of which is held, and one or two in each older one.
+    let bounds = 4.0 * 0.10 / 0.12..=4.0 * 0.14 / 0.10;
+    assert!(ratio.is_some_and(|ratio| bounds.contains(&ratio)), "it takes four times as long: {message}");
     let draining = others(rig, "slow", &good);
     assert!(draining.len() == 1 && draining[0].metadata.deletion_timestamp.is_none(), "deleted while it streams");
     traffic.end();

@@ -3,6 +3,8 @@
 //! Two sources: the watch caches, good enough to see that nothing is to be done, and the API server itself. A plan that
 //! would change anything is made again from a fresh reading, so no decision rests on a stale cache.
 
+#[cfg(test)]
+pub(crate) mod fixture;
 mod index;
 mod pod;
 mod prefetch;

@@ -133,14 +133,14 @@ fn requested(pod: &Pod, name: &str) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use jiff::Timestamp;
     use serde_json::{Value, json};
     use stoker_crds::{InferenceDeployment, devices::Published};
-    use stoker_replica::{Needs, ObservedPod, Reading};
+    use stoker_replica::{ObservedPod, Reading};
 
     use super::*;
     use crate::{
         devices::gpus,
+        observe::fixture::observed_pod,
         validate::{Defaults, ModelDefaults, validate},
     };
 
@@ -177,19 +177,7 @@ mod tests {
     }
 
     fn replica(node: &str, stage: Stage) -> Replica {
-        let pod = ObservedPod {
-            name: "chat-a-0".into(),
-            uid: "u".into(),
-            revision: "a".into(),
-            ordinal: 0,
-            resource_version: "1".into(),
-            created: Timestamp::UNIX_EPOCH,
-            stage,
-            lost: false,
-            gone_by: None,
-            node: Some(node.to_owned()),
-            needs: Needs::default(),
-        };
+        let pod = ObservedPod { node: Some(node.to_owned()), ..observed_pod(stage) };
         Replica { pod, reading: Reading::default(), intent: None }
     }
 

@@ -49,28 +49,16 @@ fn nodes_with(commit: &str, before: &[String], replicas: &[Replica]) -> Vec<Stri
 
 #[cfg(test)]
 mod tests {
-    use jiff::Timestamp;
     use stoker_crds::contract::LoadReport;
-    use stoker_replica::{Needs, ObservedPod, Reading, Stage};
+    use stoker_replica::{ObservedPod, Reading, Stage};
 
     use super::*;
+    use crate::observe::fixture::observed_pod;
 
     fn serving(node: &str, commit: &str) -> Replica {
         let model = Some(ModelReport { commit: commit.to_owned(), ..ModelReport::default() });
         let report = LoadReport { model, ..LoadReport::idle(10) };
-        let pod = ObservedPod {
-            name: "chat-a-0".into(),
-            uid: "u".into(),
-            revision: "a".into(),
-            ordinal: 0,
-            resource_version: "1".into(),
-            created: Timestamp::UNIX_EPOCH,
-            stage: Stage::Serving,
-            lost: false,
-            gone_by: None,
-            node: Some(node.to_owned()),
-            needs: Needs::default(),
-        };
+        let pod = ObservedPod { node: Some(node.to_owned()), ..observed_pod(Stage::Serving) };
         Replica { pod, reading: Reading::of(&report), intent: None }
     }
 
