@@ -260,18 +260,21 @@ impl Panel {
 }
 
 /// The weights of the next panel or block of outputs, of which each tile asks for a share before it meets this one: memory takes no more
-/// requests at once than it has places for.
+/// requests at once than it has places for. A share is as many lines of as many outputs each time: branches that depend on where it
+/// ends would be foreseen too seldom.
 pub(super) struct Ahead {
-    /// Where the steps of the output lie that is asked for; they need not exist.
+    /// Where the next share begins; it need not exist.
     at: *const u8,
-    row_bytes: usize,
-    /// Lines of an output, and of a tile's share.
+    /// From an output's end to the next one's beginning.
+    gap_bytes: usize,
+    /// Lines of an output, and those that shares had of the one they are at.
     n_lines: usize,
-    per_tile: usize,
-    /// Outputs to ask for, those asked for, and lines of the one after them.
-    n_outputs: usize,
-    n_asked: usize,
     line: usize,
+    /// Outputs that are left, and those of a share, if it has whole ones.
+    n_outputs: usize,
+    outputs_per_tile: usize,
+    /// Lines of each.
+    lines_per_tile: usize,
 }
 
 /// Weights that are met next: some steps of some outputs. They need not exist.
@@ -286,16 +289,18 @@ impl Ahead {
     #[inline(always)]
     pub(super) fn new<T: WideEight>(w: Steps<'_>, next: &Next, n_tiles: usize) -> Self {
         let Next { output, step, n_outputs, n_steps } = *next;
-        let n_lines = (n_steps * LANES * T::BYTES).div_ceil(size_of::<Line>());
-        let per_tile = (n_outputs * n_lines).div_ceil(n_tiles);
+        let lines = (n_steps * LANES * T::BYTES).div_ceil(size_of::<Line>());
+        let lines_per_tile = lines.div_ceil((n_tiles / n_outputs).max(1));
+        // What the last share of an output asks for beyond it is its next lines.
+        let n_lines = lines.next_multiple_of(lines_per_tile);
         Self {
             at: w.at::<T>(output, step),
-            row_bytes: w.w.row_bytes,
+            gap_bytes: w.w.row_bytes.wrapping_sub(n_lines * size_of::<Line>()),
             n_lines,
-            per_tile,
-            n_outputs,
-            n_asked: 0,
             line: 0,
+            n_outputs,
+            outputs_per_tile: n_outputs.div_ceil(n_tiles),
+            lines_per_tile,
         }
     }
 
@@ -305,19 +310,17 @@ impl Ahead {
     /// The CPU has the set of `V`.
     #[inline(always)]
     pub(super) unsafe fn ask<V: Eight>(&mut self, level: CacheLevel) {
-        let mut left = self.per_tile;
-        while left > 0 && self.n_asked < self.n_outputs {
-            let end = self.n_lines.min(self.line + left);
-            left -= end - self.line;
-            for line in self.line..end {
+        for _ in 0..self.outputs_per_tile.min(self.n_outputs) {
+            for _ in 0..self.lines_per_tile {
                 // SAFETY: the caller vouches for the instruction set.
-                unsafe { V::prefetch(self.at.wrapping_add(line * size_of::<Line>()), level) };
+                unsafe { V::prefetch(self.at, level) };
+                self.at = self.at.wrapping_add(size_of::<Line>());
             }
-            self.line = end;
-            if end == self.n_lines {
+            self.line += self.lines_per_tile;
+            if self.line == self.n_lines {
                 self.line = 0;
-                self.n_asked += 1;
-                self.at = self.at.wrapping_add(self.row_bytes);
+                self.n_outputs -= 1;
+                self.at = self.at.wrapping_add(self.gap_bytes);
             }
         }
     }
