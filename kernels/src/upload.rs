@@ -19,10 +19,10 @@ use crate::{
     launch,
 };
 
-/// Bytes of one pinned buffer: enough that a copy's start costs nothing, few enough to begin early and to weigh little.
-const PIECE_BYTES: usize = 4 << 20;
-/// Beyond this many threads the link, not the host, sets the pace.
-const THREADS_MAX: usize = 8;
+/// Bytes of one pinned buffer: enough that a copy's start costs nothing, few enough to begin early and to stay in the host's caches.
+const PIECE_BYTES: usize = 2 << 20;
+/// Beyond this many threads a GPU's link, or memory, sets the pace.
+const THREADS_MAX: usize = 12;
 
 /// Whole blocks of numbers as a file holds them.
 #[derive(Clone, Copy, Debug, PartialEq)]
