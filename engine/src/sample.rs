@@ -223,14 +223,17 @@ fn at(logits: &[f32], tokens: impl Iterator<Item = TokenId>) -> Vec<Candidate> {
     tokens.map(|token| (token, logits[token as usize])).collect()
 }
 
+/// The `k` likeliest, of equals the lowest id first. Holds no more than these: results are kept for a whole prompt.
 fn likeliest(logits: &[f32], k: usize) -> Vec<Candidate> {
-    let mut candidates: Vec<Candidate> =
-        logits.iter().enumerate().map(|(token, logit)| (token as TokenId, *logit)).collect();
-    let k = k.min(candidates.len());
-    // Of equals the lowest id first.
-    rank(&mut candidates, k, |(a, x), (b, y)| y.total_cmp(x).then(a.cmp(b)));
-    candidates.truncate(k);
-    candidates
+    let mut best: Vec<Candidate> = Vec::with_capacity(k + 1);
+    for (token, logit) in logits.iter().enumerate() {
+        let is_in_front = |(_, other): &Candidate| other.total_cmp(logit).is_ge();
+        if best.len() < k || best.last().is_some_and(|least| !is_in_front(least)) {
+            best.insert(best.partition_point(is_in_front), (token as TokenId, *logit));
+            best.truncate(k);
+        }
+    }
+    best
 }
 
 #[cfg(test)]
@@ -284,6 +287,20 @@ mod tests {
         for (found, expected) in found.iter().zip(expected) {
             assert!((found - expected).abs() < bound, "{found} is not {expected}");
         }
+    }
+
+    #[test]
+    fn the_likeliest_are_those_of_a_sort_and_nothing_else_is_held() {
+        // Many equals, and what masks and overflows give.
+        let logits: Vec<f32> = (0..5000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 22) as f32 / 8.0).collect();
+        let logits = [&logits[..], &[f32::NEG_INFINITY, f32::INFINITY, -0.0, 0.0]].concat();
+        let mut sorted: Vec<Candidate> = (0..).zip(logits.iter().copied()).collect();
+        sorted.sort_by(|(a, x), (b, y)| y.total_cmp(x).then(a.cmp(b)));
+        for k in [0, 1, 20, logits.len(), logits.len() + 1] {
+            assert_eq!(likeliest(&logits, k), sorted[..k.min(logits.len())], "{k}");
+        }
+        let RawLogprobs { top, .. } = raw_logprobs(&logits, 0, 20, &[]);
+        assert!(top.capacity() < 2 * 20 + 2, "{} are held", top.capacity());
     }
 
     #[test]
