@@ -8,6 +8,9 @@ use crate::{
 /// Rows of a prompt whose logits are held at once.
 pub const SCORED_ROWS: usize = 32;
 
+/// What a process holds whatever its model: code and libraries, threads, connections.
+const PROCESS_BYTES: u64 = 20 << 20;
+
 /// Sizes of the largest step.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct HostStep {
@@ -20,18 +23,20 @@ pub struct HostStep {
 }
 
 /// Intermediate results of the largest step, as the forward pass holds them at its widest point: the residual stream,
-/// a normed copy and the feed-forward's three matrices, or attention's four; logits with their copies; the rotary
-/// angles. Saturates, so that absurd sizes are refused as too large.
+/// a normed copy and the feed-forward's three matrices, or attention's four, and what enters the widest product in the order of its
+/// kernel; logits with their copies; the rotary angles; the process itself. Saturates, so that absurd sizes are refused as too large.
 pub fn workspace_bytes(config: &ModelConfig, step: HostStep) -> u64 {
     let [hidden, inner, vocab] = [config.hidden_size, config.intermediate_size, config.vocab_size].map(|n| n as u64);
     let heads = (config.num_attention_heads + config.num_key_value_heads) as u64;
     let head_dim = config.head_dim as u64;
     let attention = heads.saturating_mul(2 * head_dim).saturating_add(hidden);
     let widest = attention.max(2 * inner + hidden).saturating_add(2 * hidden);
-    let rows = widest.saturating_mul(step.max_batched_tokens as u64);
+    let packed = inner.max(hidden);
+    let rows = widest.saturating_add(packed).saturating_mul(step.max_batched_tokens as u64);
     let logits = (3 * vocab).saturating_mul(step.max_num_seqs.max(SCORED_ROWS) as u64);
     let angles = head_dim.saturating_mul(step.max_model_len as u64);
-    rows.saturating_add(logits).saturating_add(angles).saturating_mul(size_of::<f32>() as u64)
+    let numbers = rows.saturating_add(logits).saturating_add(angles);
+    numbers.saturating_mul(size_of::<f32>() as u64).saturating_add(PROCESS_BYTES)
 }
 
 /// Keys and values of one token on all ranks, of numbers of so many bytes. Saturates, too.

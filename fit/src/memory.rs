@@ -65,8 +65,8 @@ impl MemoryBudget {
         }
     }
 
-    /// Of what weights and workspace leave, for the KV cache. On the host a part is for the process itself: tokenizer,
-    /// connections, allocator slack.
+    /// Of what weights and workspace leave, for the KV cache. On the host a part is for what grows with requests: the tokenizer's
+    /// words, texts on their way, allocator slack.
     fn kv_share_percent(self) -> u64 {
         match self.place {
             Place::Host => 80,

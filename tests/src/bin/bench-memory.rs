@@ -1,7 +1,14 @@
-//! `bench-memory`: the memory that an agent holds at its peak on CPUs, beside what `kubectl stoker plan` says of its model's description
-//! before anything is scheduled. The agent is filled as far as it was planned for: every sequence at its full length, all at once.
+//! `bench-memory`: the memory that an agent holds at its peak, on CPUs or on a GPU, beside what `kubectl stoker plan` says of its
+//! model's description before anything is scheduled. The agent is filled as far as it was planned for: every sequence at its full
+//! length, all at once, one of them with the probabilities of its prompt.
 
-use std::{fs, path::PathBuf, process::Command};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread::{self, JoinHandle},
+};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
@@ -29,6 +36,9 @@ struct Args {
     /// File that figures are appended to. Default: they are only printed.
     #[arg(long)]
     out: Option<PathBuf>,
+    /// Measure on the first GPU, which is of this kind: H200, as `kubectl stoker plan --gpu` has it. Default: on the CPUs.
+    #[arg(long)]
+    gpu: Option<String>,
 }
 
 #[tokio::main]
@@ -43,8 +53,9 @@ async fn main() -> Result<()> {
         let of = |format: &'static str| Some((called.strip_suffix(format)?.strip_suffix('-')?, format));
         let (name, dtype) = FORMATS.into_iter().find_map(of).context("it is called NAME-FORMAT")?;
         let model = model.to_str().context("a path of text")?;
-        let planned = planned_bytes(model)?;
-        let peak = peak_bytes(model).await?;
+        let gpu = args.gpu.as_deref();
+        let planned = planned_bytes(model, gpu)?;
+        let peak = if gpu.is_some() { peak_on_gpu(model).await? } else { peak_on_host(model).await? };
         let percent = 100.0 * (planned as f64 - peak as f64) / peak as f64;
         println!("{name} {dtype}: {planned} planned, {peak} at the peak: {percent:+.1} %");
         let figure = |metric, value| -> Figure {
@@ -60,27 +71,77 @@ async fn main() -> Result<()> {
     args.out.map_or(Ok(()), |out| figures::append(&out, &found))
 }
 
-/// Weights, KV cache and workspace, as they are known from the description alone.
-fn planned_bytes(model: &str) -> Result<u64> {
+/// Weights, KV cache and workspace, and what a GPU's driver takes, as they are known from the description alone.
+fn planned_bytes(model: &str, gpu: Option<&str>) -> Result<u64> {
     let engine = json!({
         "maxModelLen": TOKENS, "maxNumSeqs": SEQUENCES, "maxBatchedTokens": STEP_TOKENS, "kvCacheTokens": TOKENS * SEQUENCES,
     });
     let manifest = tempfile::NamedTempFile::new()?;
+    let resources = if gpu.is_some() { json!({"gpus": 1}) } else { json!({"memory": "64Gi"}) };
     let object = json!({
         "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": "measured"},
-        "spec": {"model": {"source": format!("file://{model}")}, "engine": engine, "resources": {"memory": "64Gi"}},
+        "spec": {"model": {"source": format!("file://{model}")}, "engine": engine, "resources": resources},
     });
     fs::write(manifest.path(), object.to_string())?;
     let mut plan = Command::new(built("kubectl-stoker"));
-    let output = plan.args(["plan", "--output", "json", "-f"]).arg(manifest.path()).output()?;
+    plan.args(["plan", "--output", "json", "-f"]).arg(manifest.path());
+    gpu.map(|kind| plan.args(["--gpu", kind]));
+    let output = plan.output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let plan: Value = serde_json::from_slice(&output.stdout)?;
     let number = |name: &str| plan[0]["plan"][name].as_u64().with_context(|| format!("the plan says {name}: {plan}"));
-    Ok(number("weightsBytes")? + number("workspaceBytes")? + number("kvBytesPerToken")? * number("kvTokens")?)
+    let taken = plan[0]["place"]["takenBytes"].as_u64().unwrap_or(0);
+    Ok(taken + number("weightsBytes")? + number("workspaceBytes")? + number("kvBytesPerToken")? * number("kvTokens")?)
 }
 
 /// What the kernel counted at most, when all sequences have ended.
-async fn peak_bytes(model: &str) -> Result<u64> {
+async fn peak_on_host(model: &str) -> Result<u64> {
+    filled(model, "cpu").await?.peak_bytes()
+}
+
+/// What the first GPU's driver said at most until all sequences have ended, less what it said before.
+async fn peak_on_gpu(model: &str) -> Result<u64> {
+    let before = Meter::start()?.stop()?;
+    let meter = Meter::start()?;
+    let agent = filled(model, "cuda:0").await?;
+    let peak = meter.stop()?;
+    drop(agent);
+    Ok(peak - before)
+}
+
+/// Reads the memory in use of the first GPU, every 20 ms.
+struct Meter {
+    nvidia_smi: Child,
+    /// Becomes the most bytes that were read.
+    reading: JoinHandle<Result<u64>>,
+}
+
+impl Meter {
+    fn start() -> Result<Self> {
+        let mut nvidia_smi = Command::new("nvidia-smi")
+            .args(["--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=20"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("nvidia-smi tells a GPU's memory")?;
+        let mut lines = BufReader::new(nvidia_smi.stdout.take().context("its output")?).lines();
+        let mib = |line: std::io::Result<String>| -> Result<u64> { Ok(line?.trim().parse()?) };
+        let first = mib(lines.next().context("nvidia-smi says a number")?)?;
+        let reading = thread::spawn(move || {
+            let most = lines.try_fold(first, |most, line| anyhow::Ok(most.max(mib(line)?)))?;
+            Ok(most << 20)
+        });
+        Ok(Self { nvidia_smi, reading })
+    }
+
+    fn stop(mut self) -> Result<u64> {
+        self.nvidia_smi.kill()?;
+        self.nvidia_smi.wait()?;
+        self.reading.join().ok().context("reading does not panic")?
+    }
+}
+
+/// An agent all of whose sequences have had their full length.
+async fn filled(model: &str, device: &str) -> Result<AgentProcess> {
     let number = |flag: &str, value: u32| [format!("--{flag}"), value.to_string()];
     let numbers = [
         number("max-model-len", TOKENS),
@@ -89,7 +150,7 @@ async fn peak_bytes(model: &str) -> Result<u64> {
         number("kv-cache-tokens", TOKENS * SEQUENCES),
     ];
     let numbers: Vec<&str> = numbers.iter().flatten().map(String::as_str).collect();
-    let agent = AgentProcess::ready(&[&["--model", model, "--device", "cpu"], numbers.as_slice()].concat()).await?;
+    let agent = AgentProcess::ready(&[&["--model", model, "--device", device], numbers.as_slice()].concat()).await?;
     let models: Value = reqwest::get(agent.url("/v1/models")).await?.json().await?;
     let client = reqwest::Client::new();
     let answers = (0..SEQUENCES).map(|sequence| {
@@ -99,6 +160,7 @@ async fn peak_bytes(model: &str) -> Result<u64> {
         let prompt: Vec<u32> = (0..length).map(token).collect();
         let body = json!({
             "model": models["data"][0]["id"], "prompt": prompt, "max_tokens": COMPLETION_TOKENS, "ignore_eos": true,
+            "prompt_logprobs": (sequence == 0).then_some(1),
         });
         let asked = client.post(agent.url("/v1/completions")).json(&body).send();
         async { anyhow::Ok(asked.await?.error_for_status()?.json::<Value>().await?) }
@@ -107,5 +169,5 @@ async fn peak_bytes(model: &str) -> Result<u64> {
         let tokens = answer["usage"]["total_tokens"].as_u64().context("it says how many tokens")?;
         ensure!(tokens == u64::from(TOKENS), "{tokens} tokens of {TOKENS}: the cache is not full");
     }
-    agent.peak_bytes()
+    Ok(agent)
 }
