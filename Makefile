@@ -15,6 +15,7 @@ CARGO_MUTANTS := $(CARGO_BIN)/cargo-mutants
 DEMO_DIR    ?= $(STOKER_CACHE)/demo
 # NAME and words of `stoker-bench checkpoint`.
 MEMORY_MODELS := qwen2.5-0.5b tinyllama-1.1b tinyllama-1.1b:--dtype:f32 tinyllama-1.1b:--quantization:int4 tinyllama-1.1b:--quantization:fp8-stored
+GPU_MEMORY_MODELS := qwen2.5-0.5b tinyllama-1.1b:--dtype:f32 qwen3-1.7b llama-3.1-8b llama-3.1-8b:--quantization:int4 llama-3.1-8b:--quantization:fp8-stored
 KREW_DIR    ?= $(STOKER_CACHE)/krew
 KREW_URL    ?= https://releases.example/stoker
 RELEASE     := $(CARGO_TARGET_DIR)/release
@@ -117,6 +118,16 @@ bench-memory: ## What an agent holds at its peak on CPUs beside what kubectl sto
 	$(RELEASE)/bench-memory --out docs/benchmarks/results/agent.jsonl $(foreach model,$(MEMORY_MODELS),$$($(RELEASE)/stoker-bench checkpoint $(subst :, ,$(model))))
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
+bench-memory-gpu: ## The same on the first GPU, which is of the kind GPU=H200, in memory (40 GB); append figures, render
+	@cargo build --release -p stoker-agent -p stoker-cli -p stoker-bench -p stoker-figures -p stoker-tests --bins
+	$(RELEASE)/bench-memory --gpu $(or $(GPU),H200) --out docs/benchmarks/results/agent.jsonl $(foreach model,$(GPU_MEMORY_MODELS),$$($(RELEASE)/stoker-bench checkpoint $(subst :, ,$(model))))
+	$(RELEASE)/render-benchmarks docs/benchmarks
+
+bench-rollouts: kube ## Changes of a fleet on a real API server under streams: time, dip, streams cut (5 minutes); append figures, render
+	@cargo build --release -p stoker-operator -p stoker-cluster -p stoker-figures -p stoker-tests --bins
+	$(RELEASE)/bench-rollouts --out docs/benchmarks/results/control_plane.jsonl
+	$(RELEASE)/render-benchmarks docs/benchmarks
+
 bench-fleet: kube ## 1,000 deployments of 10 replicas that are not there, 50 pages open, in a network namespace (a quarter of an hour, 8 GB); append figures, render
 	@cargo build --release -p stoker-operator -p stoker-cluster -p stoker-figures -p stoker-tests --bins
 	unshare --net --map-root-user bash -c 'ip link set lo up && exec $(RELEASE)/bench-fleet --out docs/benchmarks/results/control_plane.jsonl'
@@ -207,4 +218,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help checkout measuring isa-check demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-memory bench-fleet bench-gateway bench-routes bench-steady check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm registry prometheus binaries resumes pages-check bench-gateway-live fuzz
+.PHONY: help checkout measuring isa-check demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-memory bench-memory-gpu bench-rollouts bench-fleet bench-gateway bench-routes bench-steady check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm registry prometheus binaries resumes pages-check bench-gateway-live fuzz

@@ -24,7 +24,8 @@ pub struct HostStep {
 
 /// Intermediate results of the largest step, as the forward pass holds them at its widest point: the residual stream,
 /// a normed copy and the feed-forward's three matrices, or attention's four, and what enters the widest product in the order of its
-/// kernel; logits with their copies; the rotary angles; the process itself. Saturates, so that absurd sizes are refused as too large.
+/// kernel; logits, with copies of those that are drawn from; the rotary angles; the process itself. Saturates, so that absurd
+/// sizes are refused as too large.
 pub fn workspace_bytes(config: &ModelConfig, step: HostStep) -> u64 {
     let [hidden, inner, vocab] = [config.hidden_size, config.intermediate_size, config.vocab_size].map(|n| n as u64);
     let heads = (config.num_attention_heads + config.num_key_value_heads) as u64;
@@ -33,7 +34,8 @@ pub fn workspace_bytes(config: &ModelConfig, step: HostStep) -> u64 {
     let widest = attention.max(2 * inner + hidden).saturating_add(2 * hidden);
     let packed = inner.max(hidden);
     let rows = widest.saturating_add(packed).saturating_mul(step.max_batched_tokens as u64);
-    let logits = (3 * vocab).saturating_mul(step.max_num_seqs.max(SCORED_ROWS) as u64);
+    let logit_rows = step.max_num_seqs.max(SCORED_ROWS).saturating_add(step.max_num_seqs.saturating_mul(2));
+    let logits = vocab.saturating_mul(logit_rows as u64);
     let angles = head_dim.saturating_mul(step.max_model_len as u64);
     let numbers = rows.saturating_add(logits).saturating_add(angles);
     numbers.saturating_mul(size_of::<f32>() as u64).saturating_add(PROCESS_BYTES)

@@ -196,7 +196,7 @@ fn on_gpus(model: &Model, asked: &Asked, card: Card, max_model_len: usize) -> Re
         kv_bytes_per_token: sizes.kv_bytes_per_token(),
     };
     let cache = cache_use(asked, steps, max_model_len);
-    let device = DeviceMemory { total_bytes: card.total_bytes(), taken_bytes: card.taken_bytes() };
+    let device = DeviceMemory { total_bytes: card.given_bytes(), taken_bytes: card.taken_bytes() };
     let memory = MemoryPlan::new(needs, cache, MemoryBudget::device(device, asked.memory_fraction))?;
     Ok(Fit {
         n_params: model.spec.n_params(),

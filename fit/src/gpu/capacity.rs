@@ -11,8 +11,10 @@ use super::{
 };
 use crate::blocks_for;
 
-/// Recorded graphs, the driver's own buffers for them and for launches: measured once, taken generously.
-const GRAPHS_BYTES: u64 = 512 << 20;
+/// Recorded graphs of a layer, and the driver's own buffers for them and for launches: what is left of a measured peak (`make bench-memory-gpu`).
+const GRAPHS_OF_LAYER_BYTES: u64 = 1 << 20;
+/// Packed weights on their way, where the GPU puts them in another order: buffers of the kernels' `upload`, two for each of its threads.
+const STAGING_BYTES: u64 = 48 << 20;
 /// What cuBLASLt may use beside its operands.
 pub const WORKSPACE_BYTES: usize = 32 << 20;
 /// Tiles of attention, and rows, that one launch takes.
@@ -155,7 +157,9 @@ impl Capacity {
             + angles
             + shared
             + 8 * inputs;
-        bytes as u64 + WORKSPACE_BYTES as u64 + GRAPHS_BYTES
+        let graphs = sizes.n_layers as u64 * GRAPHS_OF_LAYER_BYTES;
+        let staging = if sizes.projections == WeightFormat::Int4 { STAGING_BYTES } else { 0 };
+        bytes as u64 + WORKSPACE_BYTES as u64 + graphs + staging
     }
 
     /// What ranks of a model share, if there are some; so many of them are there.

@@ -116,7 +116,8 @@ fn what_is_known_to_fit_fits_and_what_is_known_not_to_does_not() {
     assert!(!fits("llama-3.1-8b", "T4", short));
     let large = model(&llama(8192, 28_672, 80, [64, 8]));
     let on = |n_ranks, fp8| plan(&large, &Asked { n_ranks, fp8, ..short }, card("H100-80GB")).is_ok();
-    assert_eq!([on(1, false), on(2, false), on(4, false), on(1, true), on(2, true)], [false, false, true, false, true]);
+    // In bf16 on two of them it has taken prompts of 8,192 tokens (docs/benchmarks/NOTES.md).
+    assert_eq!([on(1, false), on(2, false), on(4, false), on(1, true), on(2, true)], [false, true, true, false, true]);
     let h200 = |n_ranks| plan(&large, &Asked { n_ranks, ..short }, card("H200")).is_ok();
     assert_eq!([h200(1), h200(2)], [false, true]);
     assert!(
@@ -244,7 +245,7 @@ fn a_plan_never_hands_out_more_than_there_is() {
         let (Ok(fit), Place::Gpu(card)) = (plan(&model, &asked, place), place) else { continue };
         let MemoryPlan { weights_bytes, workspace_bytes, kv_bytes, .. } = fit.memory;
         let used = weights_bytes + workspace_bytes + kv_bytes + card.taken_bytes();
-        assert!(used as f64 <= card.total_bytes() as f64 * asked.memory_fraction, "{fit:?} on {card:?}");
+        assert!(used as f64 <= card.given_bytes() as f64 * asked.memory_fraction, "{fit:?} on {card:?}");
         assert!(fit.memory.kv_tokens() >= fit.max_model_len as u64, "{fit:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! `bench-memory`: the memory that an agent holds at its peak, on CPUs or on a GPU, beside what `kubectl stoker plan` says of its
 //! model's description before anything is scheduled. The agent is filled as far as it was planned for: every sequence at its full
-//! length, all at once, one of them with the probabilities of its prompt.
+//! length, all at once, one of them with the probabilities of its prompt, which GPUs do not read.
 
 use std::{
     fs,
@@ -160,7 +160,7 @@ async fn filled(model: &str, device: &str) -> Result<AgentProcess> {
         let prompt: Vec<u32> = (0..length).map(token).collect();
         let body = json!({
             "model": models["data"][0]["id"], "prompt": prompt, "max_tokens": COMPLETION_TOKENS, "ignore_eos": true,
-            "prompt_logprobs": (sequence == 0).then_some(1),
+            "prompt_logprobs": (sequence == 0 && device == "cpu").then_some(1),
         });
         let asked = client.post(agent.url("/v1/completions")).json(&body).send();
         async { anyhow::Ok(asked.await?.error_for_status()?.json::<Value>().await?) }
