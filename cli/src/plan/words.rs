@@ -80,7 +80,9 @@ pub(super) fn json(plans: &[Planned]) -> Value {
 
 fn one(planned: &Planned) -> Value {
     let place = match planned.place {
-        Place::Gpu(card) => json!({"gpu": card.name, "memoryBytes": card.total_bytes(), "takenBytes": card.taken_bytes()}),
+        Place::Gpu(card) => {
+            json!({"gpu": card.name, "memoryBytes": card.total_bytes(), "takenBytes": card.taken_bytes()})
+        }
         Place::Host { limit_bytes } => json!({"memoryBytes": limit_bytes}),
     };
     let nodes = planned.kind.as_ref().map(|kind| {
