@@ -22,6 +22,9 @@ pub struct WeightStore {
     format: CheckpointFormat,
 }
 
+/// Of a file, at a time: a thread that maps or unmaps memory meanwhile waits for no more than a millisecond or two.
+const RELEASED_BYTES: usize = 64 << 20;
+
 /// A matrix in its file.
 #[derive(Debug)]
 pub(crate) enum StoredMatrix {
@@ -71,6 +74,16 @@ impl WeightStore {
 
     pub(super) fn tensor(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)
+    }
+
+    /// Nothing of it is read again. What was mapped of files leaves the address space piece by piece: all of a large model at once takes
+    /// seconds, in which no other thread could map memory.
+    pub(crate) fn let_go(self) {
+        for Tensor { content, range, .. } in self.tensors.values() {
+            for start in range.clone().step_by(RELEASED_BYTES) {
+                content.release(start..range.end.min(start + RELEASED_BYTES));
+            }
+        }
     }
 
     /// Finds every weight of a model, and refuses tensors that belong to none: computing without them would be wrong.
@@ -247,5 +260,45 @@ impl BoundWeights {
     /// Name of the number format of the largest tensor of numbers.
     pub(crate) fn format_name(&self) -> String {
         self.store.format_name()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path, sync::Arc};
+
+    use super::*;
+    use crate::model::files::map;
+
+    const BYTES: usize = 1 << 20;
+
+    /// Bytes of a mapped file that are in this process's memory.
+    fn resident(path: &Path) -> u64 {
+        let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let of_file = maps.lines().skip_while(|line| !line.ends_with(path.to_str().unwrap()));
+        let rss = of_file.into_iter().find_map(|line| line.strip_prefix("Rss:")).expect("it is mapped");
+        rss.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    }
+
+    #[test]
+    fn what_is_let_go_leaves_memory_and_who_holds_it_too_reads_it_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weights.bin");
+        fs::write(&path, vec![7; BYTES]).unwrap();
+        let content = Arc::new(map(&path).unwrap());
+        assert!(content.iter().all(|byte| *byte == 7));
+        assert_eq!(resident(&path), BYTES as u64);
+        let tensor = Tensor {
+            file: "weights.bin".into(),
+            name: "w".to_owned(),
+            format: Ok(WeightFormat::F32),
+            shape: vec![BYTES / 4],
+            content: content.clone(),
+            range: 0..BYTES,
+        };
+        let tensors = BTreeMap::from([("w".to_owned(), tensor)]);
+        WeightStore::new(tensors, "weights.bin".to_owned(), CheckpointFormat::HuggingFace).let_go();
+        assert_eq!(resident(&path), 0);
+        assert!(content.iter().all(|byte| *byte == 7));
     }
 }

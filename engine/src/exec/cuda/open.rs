@@ -239,6 +239,7 @@ impl CudaModel {
             let rank = rank.take().expect("each starts once");
             start.load(rank, n_blocks, &told)
         })?;
+        leave_behind(weights);
         let StartedRank { dtype, kv_scales, .. } = &started[0];
         let (dtype, kv_scales) = (dtype.clone(), kv_scales.clone());
         let mut ranks: Vec<CudaRank> = started.into_iter().map(|started| started.rank).collect();
@@ -339,6 +340,15 @@ impl Start<'_> {
         let memory = Memory::new(starting.gpu.kernels.device(), shape, &rope_sets, size)?;
         tracing::info!(seconds = began.elapsed().as_secs_f32(), "GPU memory is taken");
         Ok(memory)
+    }
+}
+
+/// Lets go of files on a thread of its own: nobody waits until what was mapped of a large model has left the address space.
+fn leave_behind(weights: WeightSource) {
+    let WeightSource::Stored(store) = weights else { return };
+    let spawned = thread::Builder::new().name("engine-unmap".to_owned()).spawn(move || store.let_go());
+    if let Err(reason) = spawned {
+        tracing::debug!(%reason, "files were let go of at once");
     }
 }
 
