@@ -133,7 +133,7 @@ fn a_model_that_fits_no_node_names_the_nearest_change_and_gets_no_pod() {
 
 #[test]
 fn what_is_only_a_little_too_large_is_left_to_the_agent_that_sees_the_gpu() {
-    let mut at = 130_000;
+    let mut at = 100_000;
     let fraction = |at: u32| f64::from(at) / 1_000_000.0;
     let of = |at: u32| {
         World::of(json!({"engine": {"memoryFraction": fraction(at), "maxModelLen": 2048}}), &[node("a", Some("H200"))])
