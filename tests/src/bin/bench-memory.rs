@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use futures::future::try_join_all;
 use serde_json::{Value, json};
-use stoker_figures::{self as figures, Figure, Key, Run, System};
+use stoker_figures::{self as figures, Conditions, Figure, Key, Run, System};
 use stoker_tests::{agent::AgentProcess, cluster::built};
 
 /// What `stoker-bench checkpoint` and llama.cpp call formats.
@@ -44,7 +44,11 @@ struct Args {
 #[tokio::main]
 async fn main() -> Result<()> {
     let args = Args::parse();
-    let run = Run::start("make bench-memory");
+    let on_gpu = figures::gpus().filter(|_| args.gpu.is_some());
+    let (case, command) =
+        if on_gpu.is_some() { ("memory_gpu", "make bench-memory-gpu") } else { ("memory", "make bench-memory") };
+    let here = Conditions::here(command);
+    let run = Run::under(Conditions { machine: on_gpu.unwrap_or(here.machine), ..here });
     let mut found = Vec::new();
     for model in &args.models {
         let stem = model.with_extension("");
@@ -59,7 +63,7 @@ async fn main() -> Result<()> {
         let percent = 100.0 * (planned as f64 - peak as f64) / peak as f64;
         println!("{name} {dtype}: {planned} planned, {peak} at the peak: {percent:+.1} %");
         let figure = |metric, value| -> Figure {
-            run.figure_of(&System::stoker(), Key { model: name, dtype, case: "memory", metric }, &[value])
+            run.figure_of(&System::stoker(), Key { model: name, dtype, case, metric }, &[value])
         };
         let mb = |bytes: u64| bytes as f64 / 1e6;
         found.extend([
