@@ -40,7 +40,7 @@ pub const CARDS: &[Card] = &[
     card("B200", 183_359, (10, 0), 148),
 ];
 
-/// What of the memory in a card's name CUDA never gives: 616 MiB of an H200, and up to 880 of the others, by what torch shows of them.
+/// What of the memory that a driver counts CUDA never gives: 616 MiB of an H200. Of other cards nobody looked: more is taken for all.
 const NEVER_GIVEN_MIB: u64 = 896;
 /// What a driver, its context, modules and libraries take before a weight is there: 571 MiB of an H200.
 const TAKEN_MIB: u64 = 592;
