@@ -36,7 +36,7 @@ use stoker_operator::{
 use stoker_scaling::DecisionRecord;
 use tokio::{runtime::Runtime, task::JoinHandle};
 
-use crate::cluster::{TestCluster, Waited, lendable};
+use crate::cluster::{TestCluster, Waited, is_running, lendable};
 
 /// The image that deployments get by default: the stand-in agent.
 pub const AGENT_IMAGE: &str = "stand-in/agent:1";
@@ -326,6 +326,8 @@ impl Operator {
         if self.is_running() {
             return Ok(());
         }
+        // Its port is free once all of it has ended.
+        self.child.as_mut().map(Child::wait).transpose()?;
         let log = File::options().create(true).append(true).open(&self.log)?;
         let child = self
             .keeper
@@ -378,9 +380,9 @@ impl Operator {
         self.child.as_ref().map(Child::id)
     }
 
-    /// True while the process lives.
+    /// True while the process lives. One whose memory is gone is dying, though some of its threads may have to be waited for.
     pub fn is_running(&mut self) -> bool {
-        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)) && is_running(child.id()))
     }
 
     /// SIGKILL.
