@@ -118,7 +118,7 @@ bench-memory: ## What an agent holds at its peak on CPUs beside what kubectl sto
 	$(RELEASE)/bench-memory --out docs/benchmarks/results/agent.jsonl $(foreach model,$(MEMORY_MODELS),$$($(RELEASE)/stoker-bench checkpoint $(subst :, ,$(model))))
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
-bench-memory-gpu: ## The same on the first GPU, which is of the kind GPU=H200, in memory (40 GB); append figures, render
+bench-memory-gpu: ## The same on the first GPU, which is of the kind GPU=H200 (40 GB of disk); append figures, render
 	@cargo build --release -p stoker-agent -p stoker-cli -p stoker-bench -p stoker-figures -p stoker-tests --bins
 	$(RELEASE)/bench-memory --gpu $(or $(GPU),H200) --out docs/benchmarks/results/agent.jsonl $(foreach model,$(GPU_MEMORY_MODELS),$$($(RELEASE)/stoker-bench checkpoint $(subst :, ,$(model))))
 	$(RELEASE)/render-benchmarks docs/benchmarks

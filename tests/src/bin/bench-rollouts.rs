@@ -88,7 +88,7 @@ fn main() -> Result<()> {
     for (number, case) in cases().iter().enumerate() {
         let name = format!("fleet-{number}");
         let other = (case.middle == Middle::NodeLost).then(|| rig.add_node(node("node-1", 1))).transpose()?;
-        rig.apply(&name, spec(case, &json!({})))?;
+        rig.apply(&name, spec(case, &json!({}), false))?;
         rig.wait_ready(&name, WITHIN)?;
         let seen = roll(&rig, &name, case, || other.iter().for_each(|node| node.fall_silent()))?;
         println!("{}", line(case, &seen));
@@ -150,7 +150,8 @@ fn cases() -> [Case; 8] {
     ]
 }
 
-fn spec(case: &Case, more: &Value) -> Value {
+/// Of a fleet whose replicas are made from this, too.
+fn spec(case: &Case, more: &Value, is_paused: bool) -> Value {
     let mut rollout = json!({"progressDeadlineSeconds": PROGRESS_SECONDS});
     let mut spec = json!({
         "model": {"source": "builtin://ember"}, "replicas": case.replicas, "resources": {"gpus": 1},
@@ -158,8 +159,7 @@ fn spec(case: &Case, more: &Value) -> Value {
     });
     extend(&mut rollout, &case.rollout);
     extend(&mut spec, more);
-    if more["paused"] == true {
-        spec.as_object_mut().map(|spec| spec.remove("paused"));
+    if is_paused {
         rollout["paused"] = json!(true);
     }
     spec["rollout"] = rollout;
@@ -180,13 +180,8 @@ fn roll(rig: &Rig, name: &str, case: &Case, lose_node: impl Fn()) -> Result<Seen
     load.aim(&rig.pods(name)?);
     let begun = Instant::now();
     match case.middle {
-        Middle::Nothing | Middle::Edited => rig.apply(name, spec(case, &case.change))?,
-        Middle::Paused => {
-            let mut change = case.change.clone();
-            change["paused"] = json!(true);
-            rig.apply(name, spec(case, &change))?;
-        }
         Middle::NodeLost => lose_node(),
+        middle => rig.apply(name, spec(case, &case.change, middle == Middle::Paused))?,
     }
     let (mut fewest_serving, mut most_pods, mut is_untouched) = (usize::MAX, 0, true);
     rig.wait(&format!("{}: the change is over", case.name), WITHIN, |rig| {
@@ -207,7 +202,7 @@ fn roll(rig: &Rig, name: &str, case: &Case, lose_node: impl Fn()) -> Result<Seen
             } else {
                 case.change.clone()
             };
-            rig.apply(name, spec(case, &change))?;
+            rig.apply(name, spec(case, &change, false))?;
         }
         is_over(rig, name, case, (&pods, &old), is_untouched)
     })?;
