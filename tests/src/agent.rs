@@ -6,8 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use stoker_crds::contract::{AgentPhase, LoadReport};
+use tokio::net::TcpSocket;
 
 use crate::process::{self, PATIENCE, Process};
 
@@ -16,6 +17,8 @@ pub struct AgentProcess {
     process: Process,
     base: String,
     admin: String,
+    /// Its port after [`AgentProcess::kill`]: bound, and nobody listens.
+    place: Option<TcpSocket>,
 }
 
 impl AgentProcess {
@@ -23,7 +26,7 @@ impl AgentProcess {
     pub fn start(args: &[&str]) -> Result<Self> {
         let process = Process::start("stoker-agent", &[&["--host", "127.0.0.1", "--port", "0"], args].concat())?;
         let (base, admin) = (process.url("address")?, process.url("admin")?);
-        Ok(Self { process, base, admin })
+        Ok(Self { process, base, admin, place: None })
     }
 
     /// Starts the agent with `args` and waits until it serves.
@@ -84,6 +87,18 @@ impl AgentProcess {
     /// Sends a signal by its name without SIG.
     pub fn signal(&self, name: &str) -> Result<()> {
         self.process.signal(name)
+    }
+
+    /// Kills it. Whoever connects to its port is refused from now on: no other program of this machine gets the port, and answers in its
+    /// place.
+    pub fn kill(&mut self) -> Result<()> {
+        self.process.kill()?;
+        let address = self.base.strip_prefix("http://").context("a URL of an address")?;
+        let place = TcpSocket::new_v4()?;
+        place.set_reuseaddr(true)?;
+        place.bind(address.parse()?)?;
+        self.place = Some(place);
+        Ok(())
     }
 
     /// Waits for its end.

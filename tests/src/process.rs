@@ -88,6 +88,13 @@ impl Process {
         Ok(())
     }
 
+    /// Kills it and waits for its end.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
     /// Waits for its end.
     pub async fn ended(&mut self) -> Result<ExitStatus> {
         let deadline = Instant::now() + PATIENCE;
@@ -109,8 +116,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         // It may have ended by itself, which is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.kill();
     }
 }
 

@@ -307,9 +307,9 @@ impl Fleet {
 
     /// Strikes a replica; its pod. The gateway hears of it from nobody but the replica until [`Fleet::tell`].
     pub fn strike(&mut self, place: usize, blow: Blow) -> Result<String> {
-        let (agent, endpoint) = self.agents.remove(place);
+        let (mut agent, endpoint) = self.agents.remove(place);
         match blow {
-            Blow::Kill => agent.signal("KILL")?,
+            Blow::Kill => agent.kill()?,
             Blow::Freeze => agent.signal("STOP")?,
             Blow::Drain | Blow::Roll => agent.terminate()?,
         }

@@ -278,9 +278,9 @@ async fn a_replica_that_is_gone_is_left_alone_before_the_operator_says_so() -> R
     let Some(program) = program("a_replica_that_is_gone_is_left_alone_before_the_operator_says_so").await? else {
         return Ok(());
     };
-    let rig = Rig::start(program, 2, &[]).await?;
+    let mut rig = Rig::start(program, 2, &[]).await?;
     let envoy = rig.envoy(&rig.setup()?).await?;
-    rig.agents[0].signal("KILL")?;
+    rig.agents[0].kill()?;
     let begun = Instant::now();
     let mut in_a_row = 0;
     while in_a_row < 10 {
@@ -292,7 +292,7 @@ async fn a_replica_that_is_gone_is_left_alone_before_the_operator_says_so() -> R
     rig.gateway.counts("replicas_heard{deployment=\"chat.default\"}", 1).await?;
     rig.gateway.counts("replicas{deployment=\"chat.default\",state=\"serving\"}", 2).await?;
     // Where there are no others they are asked, and found broken.
-    rig.agents[1].signal("KILL")?;
+    rig.agents[1].kill()?;
     let asked = async {
         loop {
             _ = ask(&envoy, CHAT, &chat("Who is there?", 1)).await;

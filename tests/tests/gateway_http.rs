@@ -260,14 +260,14 @@ async fn a_conversation_stays_where_its_beginning_is_and_others_go_elsewhere() -
 
 #[tokio::test]
 async fn a_replica_killed_before_it_answers_is_replaced_and_nobody_notices() -> Result<()> {
-    let rig = Rig::start(2, &[], &[]).await?;
+    let mut rig = Rig::start(2, &[], &[]).await?;
     let session = rig.session_of(0).await?;
     // Frozen, it takes the request and says nothing; then it is gone.
     rig.agents[0].signal("STOP")?;
     let asked = tokio::spawn(rig.ask(CHAT, &streamed(chat("What is 12 + 30?", 20, &session))).send());
     in_flight(&rig, 1).await?;
     tokio::time::sleep(Duration::from_millis(200)).await;
-    rig.agents[0].signal("KILL")?;
+    rig.agents[0].kill()?;
     let answer = asked.await??;
     assert_eq!((answer.status().as_u16(), replica_of(&answer)?), (200, 1));
     assert_eq!(told(&text_of(answer).await?)?, "42");
@@ -299,11 +299,11 @@ async fn in_flight(rig: &Rig, count: usize) -> Result<()> {
 
 #[tokio::test]
 async fn a_stream_that_nobody_can_go_on_with_ends_with_a_named_error() -> Result<()> {
-    let rig = Rig::start(1, &[], &["--resume", "0.5"]).await?;
+    let mut rig = Rig::start(1, &[], &["--resume", "0.5"]).await?;
     let mut answer = rig.ask(CHAT, &endless("s")).send().await?;
     let first = answer.chunk().await?.context("a first event")?;
     assert!(first.starts_with(b"data: {"));
-    rig.agents[0].signal("KILL")?;
+    rig.agents[0].kill()?;
     let whole = String::from_utf8(first.to_vec())? + &text_of(answer).await?;
     let events: Vec<&str> = whole.trim_end().split("\n\n").collect();
     let [before @ .., error, done] = events.as_slice() else { panic!("{whole}") };

@@ -278,8 +278,7 @@ async fn a_page_left_open_outlives_its_server() -> Result<()> {
     let base = before.url("address")?;
     open(&browser, &base, &json!({"a.temperature": "0"})).await?;
     let answer = ask(&browser, "Who are you?").await?;
-    before.signal("KILL")?;
-    before.ended().await?;
+    before.kill()?;
     ask(&browser, "Who are you?").await?;
     let says = browser.text(".after .note").await?;
     assert!(says.contains("No answer from the server"), "{says}");
