@@ -52,7 +52,7 @@ checkout:
 
 # Help texts of agent and gateway have commands for a shell, which are no examples for rustdoc.
 # Without -p cargo takes the whole workspace, whatever is built of it: with fewer packages it would choose other features, and build twice.
-test: checkout kube helm registry prometheus ## All tests: pure, real API server, real agent process, official OpenAI client
+test: checkout kube helm registry kueue prometheus ## All tests: pure, real API server, real agent process, official OpenAI client
 	@rm -f $(SKIP_LOG)
 	cargo build --workspace --all-targets --message-format json-render-diagnostics > $(TEST_LOG).programs
 	failed=0; $(CARGO_TARGET_DIR)/debug/stoker-suite $(TEST_LOG).programs $(TEST_LOG) || failed=$$?
@@ -203,6 +203,9 @@ krew: ## What krew installs the plugin from, into KREW_DIR, for archives at KREW
 	@tools/krew.sh $(RELEASE)/kubectl-stoker $(KREW_URL) $(KREW_DIR)
 	@tools/krew.sh --check $(KREW_DIR)
 
+kueue: ## Build Kueue, whose queues a test's fleet lives in, once into the cache
+	@tools/kube/build.sh kueue || echo "no Kueue: its test says so"
+
 registry: ## Build the registry that tests fetch from once into the cache
 	@tools/kube/build.sh registry
 
@@ -218,4 +221,4 @@ $(CARGO_MUTANTS):
 $(CARGO_DENY):
 	@cargo install cargo-deny --version 0.20.2 --locked --root $(STOKER_CACHE)/tools
 
-.PHONY: help checkout measuring isa-check demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-memory bench-memory-gpu bench-rollouts bench-fleet bench-gateway bench-routes bench-steady check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm registry prometheus binaries resumes pages-check bench-gateway-live fuzz
+.PHONY: help checkout measuring isa-check demo demo-load demo-gpu demo-gpu-carry demo-down test check e2e faults rolls abuse explore bench bench-fetch bench-memory bench-memory-gpu bench-rollouts bench-fleet bench-gateway bench-routes bench-steady check-gpu bench-gpu fmt clippy generate generate-check chart-check docs-check deny mutants kube helm kueue registry prometheus binaries resumes pages-check bench-gateway-live fuzz

@@ -18,6 +18,7 @@ pub mod fetches;
 pub mod fleet;
 pub mod gateway;
 pub mod hub;
+pub mod kueue;
 pub mod live;
 pub mod looks;
 pub mod measured;

@@ -68,9 +68,9 @@ impl Rig {
         Self::on(TestCluster::start_with(ControlPlaneOptions { kinds: kinds(), ..options }, node))
     }
 
-    /// With a control plane whose servers a test stops.
-    pub fn start_own() -> Result<Self> {
-        Self::on(TestCluster::start_own(lendable(), NodeOptions::default())?)
+    /// With a control plane whose servers a test stops, or that other kinds and webhooks come to.
+    pub fn start_own(node: NodeOptions) -> Result<Self> {
+        Self::on(TestCluster::start_own(lendable(), node)?)
     }
 
     fn on(cluster: TestCluster) -> Result<Self> {

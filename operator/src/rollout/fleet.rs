@@ -105,7 +105,7 @@ fn is_stuck(pod: &Replica, now: Timestamp) -> bool {
     pod.pod.gone_by.is_some_and(|gone_by| now >= gone_by + STUCK_AFTER)
 }
 
-/// Since when it waits for room on a node: for lack of resources, not for want of a matching node.
+/// Since when it waits for room on a node or in a queue: for lack of resources, not for want of a matching node.
 fn short_of_room(pod: &Replica) -> Option<Timestamp> {
     match &pod.pod.stage {
         Stage::Unscheduled { trouble, since } if is_shortage(&trouble.message) => Some(*since),
@@ -113,10 +113,11 @@ fn short_of_room(pod: &Replica) -> Option<Timestamp> {
     }
 }
 
-/// The scheduler's words for nodes that match but are full. The last are about devices: whether there are any at all they do not say, but who
-/// makes room for a pod has some of the same class.
+/// The scheduler's words for nodes that match but are full, and Kueue's gate: its queue has no room, or lets nobody in.
+/// Those about devices do not say whether there are any at all, but who makes room for a pod has some of the same class.
 fn is_shortage(message: &str) -> bool {
-    ["Insufficient", "Too many pods", "cannot allocate all claims"].iter().any(|words| message.contains(words))
+    let words = ["Insufficient", "Too many pods", "cannot allocate all claims", "kueue.x-k8s.io/admission"];
+    words.iter().any(|words| message.contains(words))
 }
 
 /// True when a draining pod can still serve what is wanted.
@@ -124,9 +125,10 @@ pub(super) fn can_return(pod: &Replica, wanted: &Wanted) -> bool {
     pod.pod.revision == wanted.revision && matches!(pod.pod.stage, Stage::Serving | Stage::Faltering { .. })
 }
 
-/// True when a pod that goes surely makes room for one with `needs`: the same nodes, at least as much of everything.
+/// True when a pod that goes surely makes room for one with `needs`: on nodes that this one may have, at least as much of everything.
+/// Whoever let the pod in may have told it to select by more labels.
 pub(super) fn frees_enough(victim: &Needs, needs: &Needs) -> bool {
-    victim.node_selector == needs.node_selector
+    needs.node_selector.iter().all(|(label, value)| victim.node_selector.get(label) == Some(value))
         && needs.requests.iter().all(|(name, wanted)| {
             let freed = victim.requests.get(name).and_then(|freed| amount(freed));
             freed.zip(amount(wanted)).is_some_and(|(freed, wanted)| freed >= wanted)

@@ -27,11 +27,11 @@ struct Args {
     out: Option<PathBuf>,
 }
 
-/// GPUs of a node; a replica has one.
+/// GPUs of the first node; a replica has one.
 const GPUS: u32 = 5;
-const WITHIN: Duration = Duration::from_secs(300);
-/// Clients, of which each has a stream at a time, of so many seconds.
-const CLIENTS: usize = 8;
+const WITHIN: Duration = Duration::from_secs(900);
+/// Clients at least, and one a replica; each has a stream at a time, of so many seconds.
+const CLIENTS: u32 = 8;
 const STREAM_SECONDS: u32 = 2;
 /// In which a bad revision may show that it comes further.
 const PROGRESS_SECONDS: u32 = 30;
@@ -43,6 +43,8 @@ const HEARTBEAT: Duration = Duration::from_secs(3);
 struct Case {
     name: &'static str,
     replicas: u32,
+    /// Of a second node; 0: there is none.
+    more_gpus: u32,
     rollout: Value,
     /// What else replicas are made from.
     change: Value,
@@ -78,7 +80,7 @@ fn main() -> Result<()> {
         audit: Audit::Off,
         ..ControlPlaneOptions::default()
     };
-    let rig = Rig::start_with(options, node("node-0", 0))?;
+    let rig = Rig::start_with(options, node(0, GPUS))?;
     let run = Run::start("make bench-rollouts");
     let mut found = Vec::new();
     println!(
@@ -87,7 +89,7 @@ fn main() -> Result<()> {
     println!("|---|---|---|---|---|---|---|---|---|");
     for (number, case) in cases().iter().enumerate() {
         let name = format!("fleet-{number}");
-        let other = (case.middle == Middle::NodeLost).then(|| rig.add_node(node("node-1", 1))).transpose()?;
+        let other = (case.more_gpus > 0).then(|| rig.add_node(node(1, case.more_gpus))).transpose()?;
         rig.apply(&name, spec(case, &json!({}), false))?;
         rig.wait_ready(&name, WITHIN)?;
         let seen = roll(&rig, &name, case, || other.iter().for_each(|node| node.fall_silent()))?;
@@ -102,15 +104,16 @@ fn main() -> Result<()> {
     args.out.map_or(Ok(()), |out| figures::append(&out, &found))
 }
 
-fn node(name: &str, node_idx: usize) -> NodeOptions {
-    let capacity = Capacity { gpus: Gpus::Pretended(GPUS), ..Capacity::default() };
-    NodeOptions { name: name.to_owned(), node_idx, heartbeat: HEARTBEAT, capacity, ..NodeOptions::default() }
+fn node(node_idx: usize, gpus: u32) -> NodeOptions {
+    let capacity = Capacity { gpus: Gpus::Pretended(gpus), ..Capacity::default() };
+    NodeOptions { name: format!("node-{node_idx}"), node_idx, heartbeat: HEARTBEAT, capacity, ..NodeOptions::default() }
 }
 
-fn cases() -> [Case; 8] {
+fn cases() -> [Case; 9] {
     let fleet = Case {
         name: "one GPU more",
         replicas: GPUS - 1,
+        more_gpus: 0,
         rollout: json!({}),
         change: json!({"pod": {"annotations": {"change": "b"}}}),
         middle: Middle::Nothing,
@@ -146,7 +149,15 @@ fn cases() -> [Case; 8] {
         Case { name: "edited in the middle", middle: Middle::Edited, ..like() },
         Case { name: "paused for 10 s", middle: Middle::Paused, ..like() },
         // Two on each node; those of the other one are missing until they are replaced.
-        Case { name: "node with two replicas lost", middle: Middle::NodeLost, least: 2, ..like() },
+        Case { name: "node with two replicas lost", middle: Middle::NodeLost, more_gpus: GPUS, least: 2, ..like() },
+        Case {
+            name: "a full cluster",
+            replicas: 100,
+            more_gpus: 100 - GPUS,
+            rollout: json!({"minAvailable": "90%", "surgeSeconds": 2}),
+            least: 90,
+            ..like()
+        },
     ]
 }
 
@@ -176,7 +187,7 @@ fn extend(object: &mut Value, more: &Value) {
 /// Makes the change and looks on until it is done, or given up.
 fn roll(rig: &Rig, name: &str, case: &Case, lose_node: impl Fn()) -> Result<Seen> {
     let old = revisions(&rig.pods(name)?);
-    let load = Load::start(rig);
+    let load = Load::start(rig, case.replicas.max(CLIENTS));
     load.aim(&rig.pods(name)?);
     let begun = Instant::now();
     match case.middle {
@@ -255,9 +266,9 @@ struct Shared {
 }
 
 impl Load {
-    fn start(rig: &Rig) -> Self {
+    fn start(rig: &Rig, n_clients: u32) -> Self {
         let shared = Arc::new(Shared::default());
-        for client in 0..CLIENTS {
+        for client in 0..n_clients as usize {
             shared.running.fetch_add(1, Ordering::SeqCst);
             rig.spawn(stream_after_stream(shared.clone(), client));
         }
@@ -302,12 +313,11 @@ async fn stream_after_stream(shared: Arc<Shared>, client: usize) {
 }
 
 fn line(case: &Case, seen: &Seen) -> String {
-    let nodes = if case.middle == Middle::NodeLost { 2 } else { 1 };
     let rollout = case.rollout.as_object().into_iter().flatten();
     let rollout: Vec<String> = rollout.map(|(field, value)| format!("{field}: {value}")).collect();
     let rollout = if rollout.is_empty() { String::new() } else { format!("`{}`", rollout.join(", ")) };
     let Seen { took, fewest_serving, most_pods, whole, cut } = seen;
-    let (name, replicas, gpus) = (case.name, case.replicas, nodes * GPUS);
+    let (name, replicas, gpus) = (case.name, case.replicas, GPUS + case.more_gpus);
     let took = took.as_secs_f64();
     format!(
         "| {name} | {replicas} | {gpus} | {rollout} | {took:.0} s | {fewest_serving} | {most_pods} | {whole} | {cut} |"
