@@ -1,5 +1,5 @@
-//! Brings the bytes of files: chunks on several connections, each noted on disk as it is written, hashes computed behind
-//! them. Who is killed goes on where it was.
+//! Brings the bytes of files: chunks on several connections, each noted on disk as it is written, hashes computed on the way
+//! ([`crate::blob`]). Who is killed goes on where it was.
 //!
 //! ```text
 //! partial/KEY/DIGEST        the file, with gaps
@@ -11,39 +11,31 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{self, File},
-    io,
-    num::NonZero,
+    fs,
     ops::Range,
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    thread::available_parallelism,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use reqwest::{Response, StatusCode, Url, header::CONTENT_RANGE};
+use reqwest::{Response, StatusCode, header::CONTENT_RANGE};
 use tokio::task::JoinSet;
 
 use crate::{
+    blob::{Blob, notes_path},
     cache::{Cache, sync_dir},
     choose::RemoteFile,
     digest::Digest,
     error::FetchError,
-    ledger::{CHUNK_BYTES, Ledger},
     origin::{Origin, pause},
     progress::Progress,
     suppliers::{Giver, NotGiven, Stream, Suppliers},
-    transport::{Failure, error_chain},
+    transport::Failure,
 };
 
-/// Bytes between two notes: what a kill costs each connection at most.
-const NOTED_BYTES: u64 = 256 << 10;
-/// Of one read while hashing.
-const HASHED_BYTES: usize = 1 << 20;
 /// How often a file is fetched whose hash is wrong.
 const ROUNDS: u32 = 3;
 
@@ -58,42 +50,12 @@ pub(crate) struct Download {
     pub(crate) progress: Arc<Progress>,
 }
 
-/// A file on its way.
-struct Blob {
-    remote: RemoteFile,
-    file: File,
-    notes: File,
-    ledger: Mutex<Ledger>,
-    /// More of it is there.
-    grown: Condvar,
-    /// The other server that we were sent to, as long as that answers.
-    location: Mutex<Option<Url>>,
-    /// Held by the one connection that brings all of it, if the server knows no ranges.
-    whole: tokio::sync::Mutex<()>,
-    /// One for each chunk, held by the connection that writes it: a byte that was noted is hashed, and must not be written again.
-    writers: Vec<tokio::sync::Mutex<()>>,
-    /// Whether replicas may give it: its hash tells what they gave, and it was not wrong before.
-    is_given: bool,
-    gifts: Mutex<Gifts>,
-}
-
-/// What replicas had to do with a file.
-#[derive(Default)]
-struct Gifts {
-    /// Who gave something, and of which chunks.
-    givers: BTreeSet<String>,
-    chunks: BTreeSet<usize>,
-    /// Bytes.
-    bytes: u64,
-    /// Who has it not.
-    lacking: BTreeSet<String>,
-}
-
 /// The files of one round and who is next.
 struct Round {
     download: Arc<Download>,
     blobs: Vec<Blob>,
-    /// Blob and chunk, in the order of the files, so that hashing can follow.
+    /// Blob and chunk. As many files go side by side as there are connections, so that the bytes of each come in order, and those
+    /// who bring them can hash them.
     chunks: Vec<(usize, usize)>,
     next_chunk: AtomicUsize,
     next_blob: AtomicUsize,
@@ -135,12 +97,18 @@ fn unique(files: &[RemoteFile]) -> Vec<RemoteFile> {
 }
 
 async fn round(download: &Arc<Download>, files: &[RemoteFile], is_given: bool) -> Result<Vec<Wrong>, FetchError> {
-    let open = |file: &RemoteFile| Blob::open(download, file, is_given && file.digest.is_proof());
+    let open = |file: &RemoteFile| {
+        let is_given = is_given && file.digest.is_proof();
+        Blob::open(&download.partial(&file.digest), file, is_given, &download.progress)
+    };
     let blobs = files.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let n_connections = download.connections.max(1);
     let chunks = blobs.iter().enumerate();
     let chunks = chunks.flat_map(|(blob_idx, blob)| (0..blob.ledger().n_chunks()).map(move |idx| (blob_idx, idx)));
+    let mut chunks: Vec<(usize, usize)> = chunks.collect();
+    chunks.sort_by_key(|(blob_idx, chunk_idx)| (blob_idx / n_connections, *chunk_idx));
     let round = Arc::new(Round {
-        chunks: chunks.collect(),
+        chunks,
         download: download.clone(),
         next_chunk: AtomicUsize::new(0),
         next_blob: AtomicUsize::new(0),
@@ -148,7 +116,7 @@ async fn round(download: &Arc<Download>, files: &[RemoteFile], is_given: bool) -
         blobs,
     });
     let mut hashers = JoinSet::new();
-    for _ in 0..available_parallelism().map_or(2, NonZero::get).min(round.blobs.len()) {
+    for _ in 0..n_connections.min(round.blobs.len()) {
         let round = round.clone();
         hashers.spawn_blocking(move || round.verify_blobs());
     }
@@ -374,197 +342,6 @@ fn judge(status: StatusCode, range: &str, length: Option<u64>, (asked, size): (&
         }
         StatusCode::OK if length.is_none_or(|length| length == size) => Body::Whole,
         _ => Body::Other(format!("{status} with {length:?} bytes, the file has {size}")),
-    }
-}
-
-fn notes_path(partial: &Path) -> PathBuf {
-    partial.with_added_extension("state")
-}
-
-/// Notes beside a file of a cache's `partial` that all of it is there, however it came.
-pub(crate) fn note_whole(partial: &Path, size: u64) -> io::Result<()> {
-    let whole = Ledger::new(size, CHUNK_BYTES);
-    let counts = (0..whole.n_chunks()).map(|chunk_idx| whole.missing(chunk_idx));
-    fs::write(
-        notes_path(partial),
-        counts.flat_map(|chunk| (chunk.end - chunk.start).to_le_bytes()).collect::<Vec<u8>>(),
-    )
-}
-
-impl Blob {
-    fn open(download: &Download, remote: &RemoteFile, is_given: bool) -> Result<Self, FetchError> {
-        let path = download.partial(&remote.digest);
-        let open = |path: &Path| {
-            let file = File::options().create(true).truncate(false).read(true).write(true).open(path);
-            file.map_err(FetchError::io("open", path))
-        };
-        let (file, notes) = (open(&path)?, open(&notes_path(&path))?);
-        let kept = fs::read(notes_path(&path)).map_err(FetchError::io("read", notes_path(&path)))?;
-        let (counts, _torn) = kept.as_chunks::<8>();
-        let counts: Vec<u64> = counts.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
-        let ledger = Ledger::resumed(remote.size, CHUNK_BYTES, &counts);
-        let writers = (0..ledger.n_chunks()).map(|_| tokio::sync::Mutex::new(())).collect();
-        download.progress.add(ledger.present());
-        let length = file.metadata().map_err(FetchError::io("look at", &path))?.len();
-        if length != remote.size {
-            file.set_len(remote.size).map_err(FetchError::io("size", &path))?;
-        }
-        Ok(Self {
-            remote: remote.clone(),
-            file,
-            notes,
-            ledger: Mutex::new(ledger),
-            grown: Condvar::new(),
-            location: Mutex::new(None),
-            whole: tokio::sync::Mutex::new(()),
-            writers,
-            is_given,
-            gifts: Mutex::default(),
-        })
-    }
-
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn gifts(&self) -> MutexGuard<'_, Gifts> {
-        self.gifts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Notes that nothing is there of a chunk. For a file that nobody writes to any more.
-    fn forget(&self, chunk_idx: usize) -> Result<(), FetchError> {
-        self.notes.write_all_at(&0_u64.to_le_bytes(), chunk_idx as u64 * 8).map_err(self.write_error())
-    }
-
-    /// Notes bytes that came over a stream, and whom they are of.
-    fn note_from(
-        &self,
-        stream: &Stream<'_>,
-        chunk_idx: usize,
-        count: u64,
-        progress: &Progress,
-    ) -> Result<(), FetchError> {
-        if let Some(giver) = stream.giver().filter(|_| count > 0) {
-            let mut gifts = self.gifts();
-            gifts.givers.insert(giver.name.clone());
-            gifts.chunks.insert(chunk_idx);
-            gifts.bytes += count;
-            progress.given(count);
-        }
-        self.note(chunk_idx, count, progress)
-    }
-
-    /// Writes what comes of a chunk behind what is there of it, until somebody else would bring the rest much sooner.
-    async fn write_chunk(
-        &self,
-        mut answer: Response,
-        chunk_idx: usize,
-        progress: &Progress,
-        stream: &mut Stream<'_>,
-    ) -> Result<Result<(), Failure>, FetchError> {
-        let missing = self.ledger().missing(chunk_idx);
-        let (mut at, mut unnoted) = (missing.start, 0);
-        let ended = loop {
-            let bytes = match answer.chunk().await {
-                Ok(Some(bytes)) => bytes,
-                Ok(None) => break Ok(()),
-                Err(error) => break Err(Failure::passing(error_chain(&error))),
-            };
-            let bytes = &bytes[..bytes.len().min(usize::try_from(missing.end - at).unwrap_or(usize::MAX))];
-            self.file.write_all_at(bytes, at).map_err(self.write_error())?;
-            (at, unnoted) = (at + bytes.len() as u64, unnoted + bytes.len() as u64);
-            if unnoted >= NOTED_BYTES {
-                self.note_from(stream, chunk_idx, std::mem::take(&mut unnoted), progress)?;
-            }
-            if stream.came(bytes.len(), Instant::now()) {
-                self.note_from(stream, chunk_idx, unnoted, progress)?;
-                return Ok(Ok(()));
-            }
-        };
-        self.note_from(stream, chunk_idx, unnoted, progress)?;
-        Ok(ended.and(if at == missing.end { Ok(()) } else { Err(Failure::passing("the answer ended early")) }))
-    }
-
-    /// Writes what comes of the whole file, is not there yet, and is not being brought by somebody else.
-    async fn write_whole(&self, mut answer: Response, progress: &Progress) -> Result<Result<(), Failure>, FetchError> {
-        let (mut at, mut held) = (0, None);
-        loop {
-            let bytes = match answer.chunk().await {
-                Ok(Some(bytes)) => bytes,
-                Ok(None) if at == self.remote.size => return Ok(Ok(())),
-                Ok(None) => return Ok(Err(Failure::passing("the answer ended early"))),
-                Err(error) => return Ok(Err(Failure::passing(error_chain(&error)))),
-            };
-            let mut bytes = &bytes[..bytes.len().min(usize::try_from(self.remote.size - at).unwrap_or(usize::MAX))];
-            while !bytes.is_empty() {
-                let chunk_idx = usize::try_from(at / CHUNK_BYTES).expect("a chunk of this file");
-                if held.as_ref().is_none_or(|(idx, _)| *idx != chunk_idx) {
-                    held = Some((chunk_idx, self.writers[chunk_idx].try_lock().ok()));
-                }
-                let left = usize::try_from((chunk_idx as u64 + 1) * CHUNK_BYTES - at).expect("a chunk is small");
-                let (part, rest) = bytes.split_at(bytes.len().min(left));
-                if let Some((_, Some(_))) = &held {
-                    self.write_part(chunk_idx, part, at, progress)?;
-                }
-                (bytes, at) = (rest, at + part.len() as u64);
-            }
-        }
-    }
-
-    /// Writes bytes of one chunk, leaving out those that are there.
-    fn write_part(&self, chunk_idx: usize, bytes: &[u8], at: u64, progress: &Progress) -> Result<(), FetchError> {
-        let from = self.ledger().missing(chunk_idx).start;
-        let end = at + bytes.len() as u64;
-        if from < at || from >= end {
-            return Ok(());
-        }
-        let skipped = usize::try_from(from - at).expect("inside the piece");
-        self.file.write_all_at(&bytes[skipped..], from).map_err(self.write_error())?;
-        self.note(chunk_idx, end - from, progress)
-    }
-
-    /// The bytes are written; now it is said that they are.
-    fn note(&self, chunk_idx: usize, count: u64, progress: &Progress) -> Result<(), FetchError> {
-        let written = {
-            let mut ledger = self.ledger();
-            ledger.add(chunk_idx, count)
-        };
-        self.grown.notify_all();
-        progress.add(count);
-        self.notes.write_all_at(&written.to_le_bytes(), chunk_idx as u64 * 8).map_err(self.write_error())
-    }
-
-    fn write_error(&self) -> impl FnOnce(io::Error) -> FetchError {
-        FetchError::io("write", &*self.remote.path)
-    }
-
-    /// The hash of the file, computed behind the bytes that come; `None` when no more will come.
-    fn hash(&self, given_up: &AtomicBool) -> io::Result<Option<Digest>> {
-        let mut hasher = self.remote.digest.hasher(self.remote.size);
-        let (mut at, mut buffer) = (0, vec![0; HASHED_BYTES]);
-        while at < self.remote.size {
-            let Some(end) = self.wait_beyond(at, given_up) else { return Ok(None) };
-            while at < end {
-                let part = &mut buffer[..usize::try_from(end - at).unwrap_or(HASHED_BYTES).min(HASHED_BYTES)];
-                self.file.read_exact_at(part, at)?;
-                hasher.update(part);
-                at += part.len() as u64;
-            }
-        }
-        Ok(Some(hasher.finish()))
-    }
-
-    /// Waits until there is more than `at` from the beginning; up to where. `None` when no more will come.
-    fn wait_beyond(&self, at: u64, given_up: &AtomicBool) -> Option<u64> {
-        let mut ledger = self.ledger();
-        while ledger.prefix() <= at {
-            if given_up.load(Ordering::SeqCst) {
-                return None;
-            }
-            let waited = self.grown.wait_timeout(ledger, Duration::from_millis(100));
-            ledger = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        Some(ledger.prefix())
     }
 }
 

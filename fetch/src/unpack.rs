@@ -13,10 +13,10 @@ use std::{
 use flate2::read::MultiGzDecoder;
 
 use crate::{
+    blob::note_whole,
     cache::Cache,
     choose::{RemoteFile, is_of_a_model},
     digest::Digest,
-    download::note_whole,
     error::FetchError,
 };
 
