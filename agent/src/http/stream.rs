@@ -96,7 +96,7 @@ impl<S: Shape> Frames<S> {
 
     /// One frame an entry: clients expect at most one choice in a chunk.
     fn frames(&mut self, choices: Vec<S::Choice>) -> Bytes {
-        let usage = (self.usage == UsageIn::Every).then_some(self.so_far);
+        let usage = self.usage.every.then_some(self.so_far);
         choices.into_iter().map(|choice| self.frame(&[choice], usage)).collect::<String>().into()
     }
 
@@ -106,7 +106,7 @@ impl<S: Shape> Frames<S> {
         let metrics = usage.filter(|_| self.head.tells_times).and_then(|usage| usage.metrics(self.n_choices));
         let AnswerHead { id, created, model, prompt_token_ids, .. } = &mut self.head;
         let prompt_token_ids = prompt_token_ids.take();
-        let usage = (self.usage != UsageIn::No).then_some(usage);
+        let usage = self.usage.any().then_some(usage);
         let chunk =
             Chunk { id, object: S::OBJECT, created: *created, model, choices, prompt_token_ids, usage, metrics };
         data_frame(&chunk)
@@ -138,7 +138,7 @@ impl<S: Shape> Answer for Frames<S> {
     }
 
     fn closing(&mut self, usage: UsageBody) -> Bytes {
-        let mut frames = if self.usage == UsageIn::No { String::new() } else { self.frame(&[], Some(usage)) };
+        let mut frames = if self.usage.last { self.frame(&[], Some(usage)) } else { String::new() };
         frames.push_str(DONE);
         frames.into()
     }
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn every_choice_is_opened_and_ended_by_its_own_chunk() {
-        let mut frames = frames(UsageIn::No);
+        let mut frames = frames(UsageIn::default());
         assert_eq!(text(frames.opening(2)), format!("{HEAD}[\"open 0\"]}}\n\n{HEAD}[\"open 1\"]}}\n\n"));
         assert_eq!(text(frames.delta(1, fresh("x"))), format!("{HEAD}[\"1 x\"]}}\n\n"));
         assert_eq!(text(frames.finish(1, stop())), format!("{HEAD}[\"1 stop\"]}}\n\n"));
@@ -236,13 +236,16 @@ mod tests {
 
     #[test]
     fn undecided_text_makes_no_chunk() {
-        assert!(frames(UsageIn::No).delta(0, fresh("")).is_empty());
-        assert!(!frames(UsageIn::No).telling_tokens(true).delta(0, fresh("")).is_empty(), "unless its tokens are told");
+        assert!(frames(UsageIn::default()).delta(0, fresh("")).is_empty());
+        assert!(
+            !frames(UsageIn::default()).telling_tokens(true).delta(0, fresh("")).is_empty(),
+            "unless its tokens are told"
+        );
     }
 
     #[test]
     fn usage_is_null_until_the_last_chunk_and_absent_when_not_asked_for() {
-        let mut frames = frames(UsageIn::Last);
+        let mut frames = frames(UsageIn { every: false, last: true });
         assert!(text(frames.finish(0, stop())).ends_with(",\"usage\":null}\n\n"));
         let closing = text(frames.closing(stoker_engine::Usage::default().into()));
         assert!(closing.starts_with(&format!("{HEAD}[],\"usage\":{{\"prompt_tokens\":0")), "{closing}");
@@ -251,7 +254,7 @@ mod tests {
 
     #[test]
     fn who_wants_counts_all_along_finds_them_in_every_chunk() {
-        let mut frames = frames(UsageIn::Every);
+        let mut frames = frames(UsageIn { every: true, last: true });
         frames.counted(stoker_engine::Usage { prompt_tokens: 3, completion_tokens: 1, cached_tokens: 0 }.into());
         assert!(text(frames.delta(0, fresh("x"))).contains(r#""usage":{"prompt_tokens":3,"completion_tokens":1,"#));
         assert!(text(frames.finish(0, stop())).contains(r#""usage":{"prompt_tokens":3"#));
@@ -259,7 +262,7 @@ mod tests {
 
     #[test]
     fn the_prompts_tokens_are_in_the_first_chunk_only() {
-        let mut frames = frames(UsageIn::No);
+        let mut frames = frames(UsageIn::default());
         frames.head.prompt_token_ids = Some(vec![5, 6]);
         assert!(text(frames.opening(1)).contains(r#""prompt_token_ids":[5,6]"#));
         assert!(!text(frames.delta(0, fresh("x"))).contains("prompt_token_ids"));

@@ -205,10 +205,6 @@ async fn contradictory_pairs_are_refused_by_one_of_their_names() {
         (json!({"parallel_tool_calls": false, "tool_choice": "required"}), "tool_choice"),
         (json!({"tools": [function("f"), function("f")]}), "tools[1].function.name"),
         (json!({"truncation_side": "right"}), "truncation_side"),
-        (
-            json!({"stream": true, "stream_options": {"continuous_usage_stats": true}}),
-            "stream_options.continuous_usage_stats",
-        ),
         (json!({"allowed_token_ids": []}), "allowed_token_ids"),
         (json!({"documents": [{"text": "x"}]}), "documents"),
         (json!({"min_tokens": 3000}), "min_tokens"),

@@ -81,16 +81,31 @@ async fn log_probabilities_name_tokens_by_id_to_who_asks() {
     assert!(logprobs["top_logprobs"][0].as_object().unwrap().keys().all(|name| name.starts_with("token_id:")));
 }
 
+/// The chunks of a streamed completion of five tokens.
+async fn chunks_with(agent: &Agent, options: Value) -> Vec<Value> {
+    let body = json!({"prompt": "hi", "stream": true, "max_tokens": 5, "stream_options": options});
+    let response = agent.send("POST", "/v1/completions", &body.to_string()).await;
+    events(&Stream { body: response.into_body() }.rest().await)
+}
+
 #[tokio::test]
 async fn counts_come_with_every_chunk_for_who_wants_them() {
     let agent = Agent::new();
-    let options = json!({"include_usage": true, "continuous_usage_stats": true});
-    let body = json!({"prompt": "hi", "stream": true, "max_tokens": 5, "stream_options": options});
-    let response = agent.send("POST", "/v1/completions", &body.to_string()).await;
-    let chunks = events(&Stream { body: response.into_body() }.rest().await);
-    let counts: Vec<u64> = chunks.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap()).collect();
-    assert!(counts.is_sorted() && (counts[0], counts[counts.len() - 1]) == (1, 5), "{counts:?}");
-    assert!(chunks.iter().all(|chunk| chunk["usage"]["prompt_tokens"] == 2));
+    for (options, n_without_choices) in [
+        (json!({"include_usage": true, "continuous_usage_stats": true}), 1),
+        // Who has not asked for a chunk of counts gets them in the others only.
+        (json!({"continuous_usage_stats": true}), 0),
+    ] {
+        let chunks = chunks_with(&agent, options.clone()).await;
+        let counts: Vec<u64> =
+            chunks.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap()).collect();
+        assert!(counts.is_sorted() && (counts[0], counts[counts.len() - 1]) == (1, 5), "{options}: {counts:?}");
+        assert!(chunks.iter().all(|chunk| chunk["usage"]["prompt_tokens"] == 2));
+        let is_empty = |chunk: &&Value| chunk["choices"].as_array().unwrap().is_empty();
+        assert_eq!(chunks.iter().filter(is_empty).count(), n_without_choices, "{options}");
+    }
+    let none = chunks_with(&agent, json!({"include_usage": false, "continuous_usage_stats": true})).await;
+    assert!(none.iter().all(|chunk| chunk.get("usage").is_none()), "who wants none gets none: {none:?}");
 }
 
 #[tokio::test]

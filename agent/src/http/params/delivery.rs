@@ -17,14 +17,19 @@ pub(crate) enum Delivery {
 }
 
 /// Chunks of a stream that carry token counts.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum UsageIn {
-    /// None of them.
-    No,
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct UsageIn {
+    /// Each that tells of the answer.
+    pub(crate) every: bool,
     /// One more behind the last.
-    Last,
-    /// Each of them, and one more.
-    Every,
+    pub(crate) last: bool,
+}
+
+impl UsageIn {
+    /// Any of them does.
+    pub(crate) fn any(self) -> bool {
+        self.every || self.last
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -43,15 +48,6 @@ pub(super) fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
         let (field, message) = ("stream_options.include_obfuscation", "chunks are not padded here: use false");
         return Err(ApiError::unsupported(field, message));
     }
-    let counts_alone =
-        |options: &StreamOptions| options.continuous_usage_stats == Some(true) && options.include_usage != Some(true);
-    if stream && options.as_ref().is_some_and(counts_alone) {
-        let (field, message) = (
-            "stream_options.continuous_usage_stats",
-            "`continuous_usage_stats` needs `include_usage: true`: send both",
-        );
-        return Err(ApiError::invalid(field, message));
-    }
     match (stream, options) {
         (true, options) => Ok(Delivery::Stream { usage: usage_in(&options.unwrap_or_default()) }),
         (false, None) => Ok(Delivery::Whole),
@@ -62,10 +58,13 @@ pub(super) fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
     }
 }
 
+/// Who asks for counts all along and does not say whether they are wanted wants them: in the chunks that come anyway, since one without
+/// choices surprises a client that has not asked for it. To say that none are wanted is to say it of all.
 fn usage_in(options: &StreamOptions) -> UsageIn {
-    match (options.include_usage.unwrap_or(false), options.continuous_usage_stats.unwrap_or(false)) {
-        (false, _) => UsageIn::No,
-        (true, false) => UsageIn::Last,
-        (true, true) => UsageIn::Every,
+    let every = options.continuous_usage_stats.unwrap_or(false);
+    match options.include_usage {
+        Some(true) => UsageIn { every, last: true },
+        Some(false) => UsageIn::default(),
+        None => UsageIn { every, last: false },
     }
 }

@@ -313,7 +313,7 @@ mod tests {
                 "stream_options": {"include_usage": true, "include_obfuscation": false}, "stop": "x", "seed": -1, "logprobs": null}"#,
         )
         .unwrap();
-        assert_eq!(generation.delivery, Delivery::Stream { usage: UsageIn::Last });
+        assert_eq!(generation.delivery, Delivery::Stream { usage: UsageIn { every: false, last: true } });
         assert_eq!((generation.sampling.top_k, generation.sampling.seed), (0, u64::MAX));
         assert_eq!(generation.stop.stop, ["x"]);
     }
