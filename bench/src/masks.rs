@@ -16,6 +16,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
+use stoker_agent::answer::{CallFormat, CallableFunction, CallsWanted, Reading, answer_grammar};
 use stoker_engine::{
     EmbeddingForm, Engine, EngineHandle, EngineLimits, EngineParts, FinishReason, GenerationDefaults, MemoryBudget,
     MemoryNeeds, MemoryPlan, ModelInfo, Request, RequestEvent, RequestId, SamplingParams, StepSizes, StopParams,
@@ -102,7 +103,9 @@ impl Bench {
             let grammar = Constraint(Arc::new(AnySpelling(grammar)));
             Ok(Sample { name, grammar, tokens: words.encode(&text)?, text })
         };
-        let samples = languages().into_iter().map(sample).collect::<Result<_>>()?;
+        let written = |mark: &str| tokenizer.token_id(mark).filter(|token| tokenizer.is_special(*token));
+        let languages = languages().into_iter().chain([strict_tools(&written)?]);
+        let samples = languages.map(sample).collect::<Result<_>>()?;
         Ok(Self { vocab_size: tokenizer.n_ids(), tokenizer: json, end, samples })
     }
 
@@ -430,6 +433,34 @@ fn languages() -> Vec<(&'static str, GrammarSpec, String)> {
     ]
 }
 
+/// An answer that may call tools, which are strict, as an agent compiles it for `tool_choice: auto`.
+fn strict_tools(special: &dyn Fn(&str) -> Option<TokenId>) -> Result<(&'static str, GrammarSpec, String)> {
+    let function = |name: &str, parameters| CallableFunction {
+        name: name.into(),
+        parameters,
+        is_strict: true,
+        param: "tools".into(),
+    };
+    let weather = json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "unit": {"enum": ["celsius", "fahrenheit"]}}, "required": ["city", "days", "unit"], "additionalProperties": false});
+    let mail = json!({"type": "object", "properties": {"to": {"type": "string", "format": "email"}, "text": {"type": "string"}},
+        "required": ["to", "text"], "additionalProperties": false});
+    let calls = CallsWanted {
+        functions: vec![function("weather_of", weather), function("send_mail", mail)],
+        are_parallel: true,
+        ..CallsWanted::default()
+    };
+    let reading = Reading { calls: Some(CallFormat::Hermes), ..Reading::default() };
+    let grammar = answer_grammar(&reading, &calls, None, special).context("strict tools are held to a grammar")?;
+    let call = |name: &str, arguments: Value| {
+        format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
+    };
+    let spoken = "Let me see what the sky over Oslo has in store: a < b, {x} and [a](b), as \"usual\".\n".repeat(5);
+    let mail = json!({"to": "ada.lovelace@example.org", "text": "It rains, bring a coat."});
+    let calls = [call("weather_of", json!({"city": "Oslo", "days": 3, "unit": "celsius"})), call("send_mail", mail)];
+    Ok(("strict tools, choice auto", grammar.spec, format!("{spoken}{}\n{}", calls[0], calls[1])))
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
@@ -446,7 +477,7 @@ mod tests {
         file.write_all(named.as_bytes()).unwrap();
         let bench = Bench::open(file.path()).unwrap();
         for steps_in_flight in [1, 2] {
-            let load = Load { n_constrained: 7, step: Duration::from_millis(1), n_tokens: 200, steps_in_flight };
+            let load = Load { n_constrained: 8, step: Duration::from_millis(1), n_tokens: 200, steps_in_flight };
             assert!(!bench.steps(load).unwrap().us.is_empty());
         }
     }
