@@ -1,6 +1,6 @@
 //! `bench-rollouts`: changes of a fleet on a real API server and a scheduler that counts GPUs, with streams on every replica all the
-//! time: how long each takes, how many replicas serve at least, and what becomes of the streams. A dip beyond what was allowed, or a
-//! stream that is cut, ends it.
+//! time: how long each takes, how many replicas serve at least, and what becomes of the streams. A dip beyond what was allowed, a
+//! stream that is cut, or a bad revision that is given up late ends it.
 
 use std::{
     path::PathBuf,
@@ -35,6 +35,8 @@ const CLIENTS: u32 = 8;
 const STREAM_SECONDS: u32 = 2;
 /// In which a bad revision may show that it comes further.
 const PROGRESS_SECONDS: u32 = 30;
+/// From the change to its end, for a bad one: that, and until it has begun and those of it are gone.
+const GIVEN_UP_WITHIN: Duration = Duration::from_secs(PROGRESS_SECONDS as u64 + 5);
 const PAUSED: Duration = Duration::from_secs(10);
 const NODE_GRACE: Duration = Duration::from_secs(12);
 const HEARTBEAT: Duration = Duration::from_secs(3);
@@ -96,6 +98,8 @@ fn main() -> Result<()> {
         println!("{}", line(case, &seen));
         ensure!(seen.cut == 0, "{}: {} streams were cut", case.name, seen.cut);
         ensure!(seen.fewest_serving >= case.least, "{}: {} served", case.name, seen.fewest_serving);
+        let is_late = case.is_bad && seen.took > GIVEN_UP_WITHIN;
+        ensure!(!is_late, "{}: given up after {:?}", case.name, seen.took);
         found.extend(figures_of(&run, case, &seen));
         other.iter().for_each(|node| node.speak());
         rig.delete(&name)?;
