@@ -123,7 +123,7 @@ bench-memory-gpu: ## The same on the first GPU, which is of the kind GPU=H200 (4
 	$(RELEASE)/bench-memory --gpu $(or $(GPU),H200) --out docs/benchmarks/results/agent.jsonl $(foreach model,$(GPU_MEMORY_MODELS),$$($(RELEASE)/stoker-bench checkpoint $(subst :, ,$(model))))
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
-bench-rollouts: kube ## Changes of a fleet on a real API server under streams: time, dip, streams cut (5 minutes); append figures, render
+bench-rollouts: kube ## Changes of a fleet on a real API server under streams: time, dip, streams cut (6 minutes); append figures, render
 	@cargo build --release -p stoker-operator -p stoker-cluster -p stoker-figures -p stoker-tests --bins
 	$(RELEASE)/bench-rollouts --out docs/benchmarks/results/control_plane.jsonl
 	$(RELEASE)/render-benchmarks docs/benchmarks
