@@ -21,7 +21,7 @@ use crate::{
     engine_loop::EngineLoop,
     exec::{
         CacheSize, CpuExecutor, Executor,
-        cuda::{CudaError, CudaModel, Gpus},
+        cuda::{CudaError, CudaModel, Gpus, OpenGpus},
     },
     handle::{Admission, EngineHandle, Shared},
     host,
@@ -213,8 +213,13 @@ fn open(
     config: &EngineConfig,
     progress: &(dyn Fn(f32) + Sync),
 ) -> Result<(Box<dyn Executor>, EngineParts), StartError> {
-    let read = ReadModel::read(config)?;
-    if let Some(gpus) = choose_gpus(config, &read)? {
+    // Both take a while, and neither waits for the other.
+    let (read, opened) = thread::scope(|scope| {
+        let opened = scope.spawn(|| open_gpus(config));
+        (ReadModel::read(config), opened.join().expect("opening GPUs does not panic"))
+    });
+    let read = read?;
+    if let Some(gpus) = choose_gpus(config, opened, &read)? {
         let CudaModel { executor, parts } = CudaModel::take(gpus, read, &config.limits, progress)?;
         return Ok((Box::new(executor), parts));
     }
@@ -224,23 +229,35 @@ fn open(
     Ok((Box::new(executor), parts))
 }
 
+/// The GPUs that are asked for, or those that may be there; none where a CPU is.
+fn open_gpus(config: &EngineConfig) -> Option<Result<OpenGpus, CudaError>> {
+    let first = match config.device {
+        DeviceChoice::Cpu => return None,
+        DeviceChoice::Cuda(ordinal) => ordinal,
+        DeviceChoice::Auto => 0,
+    };
+    Some(OpenGpus::open(first, &config.limits))
+}
+
 /// The GPUs, if they were asked for or such that can run the model are there.
-fn choose_gpus(config: &EngineConfig, model: &ReadModel) -> Result<Option<Gpus>, StartError> {
-    match config.device {
-        DeviceChoice::Cpu => Ok(None),
-        DeviceChoice::Cuda(ordinal) => Ok(Some(Gpus::open(ordinal, model, &config.limits)?)),
-        DeviceChoice::Auto => match Gpus::open(0, model, &config.limits) {
-            Ok(gpu) => Ok(Some(gpu)),
-            Err(absent) if absent.is_absence() => {
-                tracing::info!(reason = %absent, "computing on the CPU");
-                Ok(None)
-            }
-            Err(refusal) if refusal.is_refusal() => Err(refusal.into()),
-            Err(problem) => {
-                tracing::warn!(reason = %problem, "the GPU is not used: computing on the CPU");
-                Ok(None)
-            }
-        },
+fn choose_gpus(
+    config: &EngineConfig,
+    opened: Option<Result<OpenGpus, CudaError>>,
+    model: &ReadModel,
+) -> Result<Option<Gpus>, StartError> {
+    let Some(opened) = opened else { return Ok(None) };
+    match Gpus::of(opened, model, &config.limits) {
+        Ok(gpus) => Ok(Some(gpus)),
+        Err(problem) if matches!(config.device, DeviceChoice::Cuda(_)) => Err(problem.into()),
+        Err(absent) if absent.is_absence() => {
+            tracing::info!(reason = %absent, "computing on the CPU");
+            Ok(None)
+        }
+        Err(refusal) if refusal.is_refusal() => Err(refusal.into()),
+        Err(problem) => {
+            tracing::warn!(reason = %problem, "the GPU is not used: computing on the CPU");
+            Ok(None)
+        }
     }
 }
 

@@ -29,8 +29,8 @@ mod weights;
 
 pub use executor::{CudaRank, Decodes, MeasuredProgram};
 pub use listing::{Ceilings, Line, list_program};
-pub(crate) use open::Gpus;
 pub use open::{CudaError, CudaModel};
+pub(crate) use open::{Gpus, OpenGpus};
 pub use ranks::CudaExecutor;
 pub use stoker_kernels::{
     survey::{Finding, survey},

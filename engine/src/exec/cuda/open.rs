@@ -29,6 +29,7 @@ use super::{
 };
 use crate::{
     config::{EngineConfig, EngineLimits, Quantization, StepSizes},
+    each::each,
     engine::{EngineParts, ReadModel, StartError, WeightSource, rank_threads},
     exec::ExecError,
     info::{Loaded, ModelInfo},
@@ -75,7 +76,56 @@ impl CudaError {
     }
 }
 
-/// The GPUs of a model, with everything loaded that it needs there.
+/// GPUs with everything loaded that any model needs there: opened while a model's files are read.
+#[derive(Debug)]
+pub(crate) struct OpenGpus {
+    gpus: Vec<OpenGpu>,
+    link: Link,
+    others: Others,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct OpenGpu {
+    kernels: Kernels,
+    blas: Option<Blas>,
+    chip: Chip,
+    name: String,
+}
+
+impl OpenGpus {
+    /// As many GPUs as share the model, from `ordinal` on. Allocates no memory but the libraries' own.
+    pub(crate) fn open(ordinal: usize, limits: &EngineLimits) -> Result<Self, CudaError> {
+        let ordinals: Vec<usize> = (0..limits.tensor_parallel).map(|rank| ordinal.saturating_add(rank)).collect();
+        let (devices, link) = Device::open_group(&ordinals)?;
+        let devices: Vec<_> = devices.iter().zip(&ordinals).collect();
+        let open = |(device, ordinal): &(&Device, &usize)| OpenGpu::open(device, **ordinal, limits);
+        let gpus = each(&devices, open).into_iter().collect::<Result<_, _>>()?;
+        Ok(Self { gpus, link, others: Others::There })
+    }
+
+    /// A GPU for the first of the ranks, which computes its share alone.
+    fn open_share(ordinal: usize, limits: &EngineLimits) -> Result<Self, CudaError> {
+        let gpus = vec![OpenGpu::open(&Device::open(ordinal)?, ordinal, limits)?];
+        Ok(Self { gpus, link: Link::NvLink, others: Others::Away })
+    }
+}
+
+impl OpenGpu {
+    fn open(device: &Device, ordinal: usize, limits: &EngineLimits) -> Result<Self, CudaError> {
+        let began = Instant::now();
+        let kernels = Kernels::load(device)?;
+        let numerics = numerics(limits);
+        let blas = (numerics == Numerics::Fastest).then(|| Blas::new(device)).transpose()?;
+        let version = blas.as_ref().map(|_| Blas::version()).transpose()?;
+        let chip = Chip::new(&device.name()?, kernels.properties(), numerics, version)?;
+        let name = format!("cuda:{ordinal}, {}", device.name()?);
+        tracing::info!(gpu = name, seconds = began.elapsed().as_secs_f32(), "GPU and libraries are open");
+        Ok(Self { kernels, blas, chip, name })
+    }
+}
+
+/// The GPUs of a model.
 #[derive(Debug)]
 pub(crate) struct Gpus {
     spec: ModelSpec,
@@ -94,24 +144,18 @@ struct Gpu {
 }
 
 impl Gpus {
-    /// Opens as many GPUs as share the model, from `ordinal` on, or says why not. Allocates no memory but the libraries' own.
-    pub(crate) fn open(ordinal: usize, read: &ReadModel, limits: &EngineLimits) -> Result<Self, CudaError> {
-        let ordinals: Vec<usize> = (0..limits.tensor_parallel).map(|rank| ordinal.saturating_add(rank)).collect();
-        let spec = divided(read, ordinals.len())?;
-        let (devices, link) = Device::open_group(&ordinals)?;
-        let gpu = |(rank, (device, ordinal)): (Rank, (&Device, &usize))| {
-            Gpu::open(device, *ordinal, (rank, link), &spec, limits)
-        };
-        let ranks = Rank::all(ordinals.len()).zip(devices.iter().zip(&ordinals)).map(gpu).collect::<Result<_, _>>()?;
-        Ok(Self { spec, ranks, others: Others::There })
-    }
-
-    /// Opens a GPU for the first of the ranks, which computes its share alone.
-    fn open_share(ordinal: usize, read: &ReadModel, limits: &EngineLimits) -> Result<Self, CudaError> {
-        let rank = Rank { idx: 0, of: limits.tensor_parallel };
-        let spec = divided(read, rank.of)?;
-        let ranks = vec![Gpu::open(&Device::open(ordinal)?, ordinal, (rank, Link::NvLink), &spec, limits)?];
-        Ok(Self { spec, ranks, others: Others::Away })
+    /// The GPUs that were opened, for the model's ranks, or why they do not compute it. What the settings cannot mean is said before a GPU
+    /// is missed.
+    pub(crate) fn of(
+        opened: Result<OpenGpus, CudaError>,
+        read: &ReadModel,
+        limits: &EngineLimits,
+    ) -> Result<Self, CudaError> {
+        let spec = divided(read, limits.tensor_parallel)?;
+        let OpenGpus { gpus, link, others } = opened?;
+        let gpu = |(rank, gpu): (Rank, OpenGpu)| Gpu::of(gpu, (rank, link), &spec, limits);
+        let ranks = Rank::all(limits.tensor_parallel).zip(gpus).map(gpu).collect::<Result<_, _>>()?;
+        Ok(Self { spec, ranks, others })
     }
 }
 
@@ -126,15 +170,13 @@ fn divided(read: &ReadModel, n_ranks: usize) -> Result<ModelSpec, CudaError> {
 }
 
 impl Gpu {
-    fn open(
-        device: &Device,
-        ordinal: usize,
+    fn of(
+        opened: OpenGpu,
         (rank, link): (Rank, Link),
         spec: &ModelSpec,
         limits: &EngineLimits,
     ) -> Result<Self, CudaError> {
-        let began = Instant::now();
-        let kernels = Kernels::load(device)?;
+        let OpenGpu { kernels, blas, chip, name } = opened;
         let shape = ModelShape::of(spec, rank).map_err(CudaError::Uncovered)?;
         let shape = match limits.quantization {
             // Where numbers are e4m3 already, they are multiplied as they are if the chip can.
@@ -144,18 +186,13 @@ impl Gpu {
             None => shape,
             Some(asked) => shape.quantised(asked, kernels.properties()).map_err(CudaError::Refused)?,
         };
-        let shape = shape.with_cache_of(limits.kv_cache_dtype);
-        let (numerics, blas) = match limits.batch_invariant {
-            true => (Numerics::BatchInvariant, None),
-            false => (Numerics::Fastest, Some(Blas::new(device)?)),
-        };
-        let shape = shape.over(link, numerics);
-        let version = blas.as_ref().map(|_| Blas::version()).transpose()?;
-        let chip = Chip::new(&device.name()?, kernels.properties(), numerics, version)?;
-        let name = format!("cuda:{ordinal}, {}", device.name()?);
-        tracing::info!(gpu = name, seconds = began.elapsed().as_secs_f32(), "GPU and libraries are open");
+        let shape = shape.with_cache_of(limits.kv_cache_dtype).over(link, numerics(limits));
         Ok(Self { kernels, blas, chip, shape, name })
     }
+}
+
+fn numerics(limits: &EngineLimits) -> Numerics {
+    if limits.batch_invariant { Numerics::BatchInvariant } else { Numerics::Fastest }
 }
 
 /// A model on its GPUs, and what the engine needs beside it.
@@ -195,7 +232,8 @@ impl CudaModel {
     /// Reads and checks everything, then as the engine's start does on GPUs from `ordinal` on.
     pub fn open(config: &EngineConfig, ordinal: usize, progress: &(dyn Fn(f32) + Sync)) -> Result<Self, StartError> {
         let read = ReadModel::read(config)?;
-        Self::take(Gpus::open(ordinal, &read, &config.limits)?, read, &config.limits, progress)
+        let gpus = Gpus::of(OpenGpus::open(ordinal, &config.limits), &read, &config.limits)?;
+        Self::take(gpus, read, &config.limits, progress)
     }
 
     /// The first rank's share of a model on the GPU `ordinal`, which computes as if what the others add were nothing: for measuring.
@@ -205,7 +243,8 @@ impl CudaModel {
         progress: &(dyn Fn(f32) + Sync),
     ) -> Result<Self, StartError> {
         let read = ReadModel::read(config)?;
-        Self::take(Gpus::open_share(ordinal, &read, &config.limits)?, read, &config.limits, progress)
+        let gpus = Gpus::of(OpenGpus::open_share(ordinal, &config.limits), &read, &config.limits)?;
+        Self::take(gpus, read, &config.limits, progress)
     }
 
     /// Plans memory, brings the weights over, warms up with real steps.
