@@ -6,12 +6,17 @@
 //! two steps of a prefill. So algorithms are asked for and run once at start for a list of row counts, and any other count takes the
 //! algorithm of the next larger one.
 
-use std::{collections::HashMap, ffi::c_void, sync::Mutex};
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    sync::{Mutex, OnceLock},
+};
 
 use cudarc::{
     cublaslt::{result, result::CublasError, sys},
     driver::{CudaSlice, DevicePtr, DevicePtrMut},
 };
+use libloading::Library;
 
 /// Device memory that a `Blas` allocates, for the memory plan: what NVIDIA recommends for Hopper; split-K algorithms need it.
 pub use stoker_fit::gpu::WORKSPACE_BYTES;
@@ -72,10 +77,16 @@ struct Operands {
     keep: f32,
 }
 
-/// Looks whether the library can be loaded; needs no driver.
+/// Loads the library if it can be; needs no driver. It is kept: the bindings' own look at it lets go of it again, and to load it takes
+/// 60 ms each time.
 pub(crate) fn find_library() -> Result<(), KernelError> {
-    // SAFETY: loads the library, calls nothing of it.
-    if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(KernelError::NoBlas) }
+    static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
+    let load = || {
+        let names = cudarc::get_lib_name_candidates("cublasLt");
+        // SAFETY: the library's own initialisation may run anywhere; nothing of it is called.
+        names.iter().find_map(|name| unsafe { Library::new(name) }.ok())
+    };
+    LIBRARY.get_or_init(load).as_ref().map(|_| ()).ok_or(KernelError::NoBlas)
 }
 
 impl Blas {
