@@ -1,5 +1,7 @@
 //! What can go wrong here. A failed call names the operation and its shape.
 
+use std::io;
+
 use cudarc::{cublaslt::result::CublasError, driver::DriverError};
 
 /// Why the GPU cannot be used, or why one call failed.
@@ -101,6 +103,14 @@ pub enum KernelError {
         /// Whose memory.
         to: usize,
     },
+    /// A call of the operating system.
+    #[error("{call}: {source}")]
+    Host {
+        /// What was being done.
+        call: &'static str,
+        /// What the system says.
+        source: io::Error,
+    },
     /// Any other call of the driver.
     #[error("{call}: {source}")]
     Driver {
@@ -115,6 +125,11 @@ impl KernelError {
     /// Wraps what the driver says during `call`.
     pub fn driver(call: &'static str) -> impl Fn(DriverError) -> Self {
         move |source| Self::Driver { call, source }
+    }
+
+    /// Wraps what the operating system says during `call`.
+    pub(crate) fn host(call: &'static str) -> impl Fn(io::Error) -> Self {
+        move |source| Self::Host { call, source }
     }
 }
 

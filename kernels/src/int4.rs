@@ -5,6 +5,8 @@
 //! weight = scale (code - zero)       code, zero: 0 to 15; a scale and a zero point for each output and group
 //! ```
 
+use std::{array, ops::Range};
+
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use half::{bf16, f16};
 use stoker_fit::gpu::{CHUNK, Int4Size};
@@ -69,7 +71,8 @@ impl ScaleFormat {
         scales.iter().all(|scale| self.value(self.bits(*scale)) == *scale)
     }
 
-    fn bits(self, scale: f32) -> u16 {
+    /// A scale as it is stored.
+    pub fn bits(self, scale: f32) -> u16 {
         match self {
             Self::F16 => f16::from_f32(scale).to_bits(),
             Self::Bf16 => bf16::from_f32(scale).to_bits(),
@@ -132,12 +135,40 @@ impl Int4Layout {
     }
 
     /// Scales and zero points alone, of all outputs.
-    pub fn pack_groups(&self, groups: &[(f32, u8)]) -> Vec<u32> {
+    fn pack_groups(&self, groups: &[(f32, u8)]) -> Vec<u32> {
         let n_groups = self.k.div_ceil(self.group.values());
         assert_eq!(groups.len(), self.n * n_groups, "every output and group");
-        let mut words = Vec::with_capacity(self.n_group_words());
-        groups.chunks(TILE_ROWS * n_groups).for_each(|tile| self.pack_tile_groups(tile, n_groups, &mut words));
+        let word = |(scale, zero): (f32, u8)| group_word(self.scales.bits(scale), zero);
+        let mut words = vec![0; self.n_group_words()];
+        self.write_groups(0..self.n_tiles(), &mut words, |row| move |group| word(groups[row * n_groups + group]));
         words
+    }
+
+    /// Words of groups that a tile of outputs has.
+    pub fn n_tile_group_words(&self) -> usize {
+        self.n_groups() * TILE_ROWS
+    }
+
+    /// Writes the words of the groups of some tiles; `of_row` gives of a row what makes the word of each of its groups.
+    pub fn write_groups<F: Fn(usize) -> u32>(
+        &self,
+        tiles: Range<usize>,
+        words: &mut [u32],
+        of_row: impl Fn(usize) -> F,
+    ) {
+        assert_eq!(words.len(), tiles.len() * self.n_tile_group_words(), "whole tiles");
+        let n_groups = self.k.div_ceil(self.group.values());
+        for (tile, words) in tiles.zip(words.chunks_exact_mut(self.n_tile_group_words())) {
+            // Of rows g and g + 8 by turns.
+            let rows: [Option<F>; TILE_ROWS] = array::from_fn(|at| {
+                let row = tile * TILE_ROWS + at / 2 + at % 2 * (TILE_ROWS / 2);
+                (row < self.n).then(|| of_row(row))
+            });
+            for (group, words) in words.chunks_exact_mut(TILE_ROWS).enumerate() {
+                let word = |row: &Option<F>| row.as_ref().filter(|_| group < n_groups).map_or(0, |row| row(group));
+                words.iter_mut().zip(&rows).for_each(|(out, row)| *out = word(row));
+            }
+        }
     }
 
     /// A tile's words: of lane 4 g + t in step s, bits from 0 on, the codes of rows g, g + 8, g and g + 8 at the inputs 2t, 2t, 2t + 8 and
@@ -182,19 +213,6 @@ impl Int4Layout {
         rows
     }
 
-    fn pack_tile_groups(&self, groups: &[(f32, u8)], n_groups: usize, out: &mut Vec<u32>) {
-        let word = |row: usize, group: usize| match (group < n_groups).then(|| groups.get(row * n_groups + group)) {
-            Some(Some((scale, zero))) => {
-                u32::from(self.scales.bits(*scale))
-                    | u32::from(bf16::from_f32(128.0 + f32::from(*zero)).to_bits()) << 16
-            }
-            _ => 0,
-        };
-        for group in 0..self.n_groups() {
-            out.extend((0..TILE_ROWS / 2).flat_map(|g| [word(g, group), word(g + 8, group)]));
-        }
-    }
-
     /// The weights of what was packed, output by output, as the formula says: for tests and references.
     pub fn unpack(&self, packed: &PackedInt4) -> Vec<f32> {
         (0..self.n)
@@ -217,10 +235,21 @@ impl Int4Layout {
     }
 }
 
+/// Scale and zero point in a word: the second one as 128 more in bf16, whose digits behind 128 are units.
+pub fn group_word(scale_bits: u16, zero: u8) -> u32 {
+    const BITS_OF_128: u32 = 0x4300;
+    u32::from(scale_bits) | (BITS_OF_128 + u32::from(zero)) << 16
+}
+
 impl PackedInt4 {
     /// Words of codes.
     pub fn codes(&self) -> &[u32] {
         &self.codes
+    }
+
+    /// Words of scales and zero points.
+    pub fn groups(&self) -> &[u32] {
+        &self.groups
     }
 }
 
@@ -233,15 +262,14 @@ impl Int4Matrix {
         Ok(Self { layout, codes: device.holding(&packed.codes)?, groups: device.holding(&packed.groups)? })
     }
 
-    /// With these scales and zero points, and codes of zeros, which are uploaded to [`Self::codes_mut`].
-    pub fn with_groups(device: &Device, layout: Int4Layout, groups: &[u32]) -> Result<Self, KernelError> {
-        check_len("int4", "groups", groups.len(), layout.n_group_words())?;
-        Ok(Self { layout, codes: device.zeros(layout.n_code_words())?, groups: device.holding(groups)? })
+    /// Codes of zeros, and groups of nothing yet: both are uploaded to [`Self::words_mut`].
+    pub fn awaited(device: &Device, layout: Int4Layout) -> Result<Self, KernelError> {
+        Ok(Self { layout, codes: device.zeros(layout.n_code_words())?, groups: device.unset(layout.n_group_words())? })
     }
 
-    /// Where its codes lie.
-    pub fn codes_mut(&mut self) -> CudaViewMut<'_, u32> {
-        self.codes.as_view_mut()
+    /// Where its codes lie, and its groups.
+    pub fn words_mut(&mut self) -> [CudaViewMut<'_, u32>; 2] {
+        [self.codes.as_view_mut(), self.groups.as_view_mut()]
     }
 
     /// Random ones, whose deviation is about `scale`: a piece on the host, again and again.
@@ -249,8 +277,8 @@ impl Int4Matrix {
         // Codes are evenly spread, zero points near the middle: deviation about 4.7 scales.
         let scales = [0.9, 1.0, 1.1].map(|factor| layout.scales.bits(factor * scale / 4.7));
         let group = |noise: &mut Noise| {
-            let zero = bf16::from_f32(128.0 + (6 + noise.below(4)) as f32).to_bits();
-            u32::from(scales[noise.below(scales.len())]) | u32::from(zero) << 16
+            let zero = 6 + noise.below(4) as u8;
+            group_word(scales[noise.below(scales.len())], zero)
         };
         let codes = repeated(device, layout.n_code_words(), || noise.bits() as u32)?;
         Ok(Self { layout, codes, groups: repeated(device, layout.n_group_words(), || group(noise))? })

@@ -24,6 +24,7 @@ pub mod linear;
 pub mod mark;
 pub mod noise;
 pub mod packed;
+mod pinned;
 pub mod plan;
 pub mod pointwise;
 pub mod quantise;

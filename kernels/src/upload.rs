@@ -4,11 +4,13 @@
 
 use std::{
     collections::VecDeque,
+    fmt::Debug,
+    ops::Range,
     sync::{Arc, Mutex},
     thread,
 };
 
-use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaViewMut, DevicePtr, DevicePtrMut, PinnedHostSlice, result};
+use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, CudaViewMut, DevicePtr, DevicePtrMut, result};
 use half::bf16;
 use stoker_fit::format::WeightFormat;
 
@@ -17,6 +19,7 @@ use crate::{
     code_words::{CodeWords, WORD_BYTES},
     int4::Int4Layout,
     launch,
+    pinned::Pinned,
 };
 
 /// Bytes of one pinned buffer: enough that a copy's start costs nothing, few enough to begin early and to stay in the host's caches.
@@ -43,6 +46,15 @@ pub enum Upload<'a> {
         /// One behind the other; together exactly as many values as the target has.
         parts: Vec<Stored<'a>>,
     },
+    /// Words that the host makes where they are copied from.
+    Words {
+        /// Where to.
+        target: CudaViewMut<'a, u32>,
+        /// Those that are made together.
+        unit_words: usize,
+        /// What makes them.
+        maker: &'a dyn MakeWords,
+    },
     /// Codes of four bits.
     Codes {
         /// Where to: zeros, as many words as the layout has.
@@ -52,6 +64,12 @@ pub enum Upload<'a> {
         /// The matrices that share it.
         parts: Vec<PlacedCodes<'a>>,
     },
+}
+
+/// Makes words of a tensor, some units of it at a time.
+pub trait MakeWords: Debug + Sync {
+    /// Writes all words of these units.
+    fn make(&self, units: Range<usize>, words: &mut [u32]);
 }
 
 /// A matrix of codes, and its rows among those of others.
@@ -74,6 +92,15 @@ pub struct RowPlaces {
     pub period: usize,
 }
 
+impl RowPlaces {
+    /// Which output a row is of, were there outputs without end.
+    pub fn output_of(self, row: usize) -> Option<usize> {
+        let at = row.checked_sub(self.first)?;
+        let (turn, in_turn) = (at / self.period, at % self.period);
+        (in_turn < self.turn).then_some(turn * self.turn + in_turn)
+    }
+}
+
 /// What one copy takes.
 #[derive(Debug)]
 struct Piece<'a> {
@@ -81,14 +108,22 @@ struct Piece<'a> {
     target: u64,
     contents: Contents,
     /// One behind the other.
-    sources: Vec<&'a [u8]>,
+    sources: Vec<Source<'a>>,
     n_bytes: usize,
+}
+
+/// Where bytes come from.
+#[derive(Clone, Debug)]
+enum Source<'a> {
+    Stored(&'a [u8]),
+    Made { maker: &'a dyn MakeWords, units: Range<usize>, n_bytes: usize },
 }
 
 /// What the bytes of a piece are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Contents {
     Numbers(WeightFormat),
+    Words,
     Codes(CodeLines),
 }
 
@@ -102,6 +137,29 @@ struct CodeLines {
     rows: RowPlaces,
     /// Of the matrix that they go to.
     n_chunks: usize,
+}
+
+impl Source<'_> {
+    fn n_bytes(&self) -> usize {
+        match self {
+            Self::Stored(bytes) => bytes.len(),
+            Self::Made { n_bytes, .. } => *n_bytes,
+        }
+    }
+
+    fn write(&self, out: &mut [u8]) {
+        match self {
+            Self::Stored(bytes) => out.copy_from_slice(bytes),
+            Self::Made { maker, units, .. } => maker.make(units.clone(), bytemuck::cast_slice_mut(out)),
+        }
+    }
+}
+
+impl Contents {
+    /// Whether they are on the device what they are here.
+    fn stay(self) -> bool {
+        matches!(self, Self::Numbers(WeightFormat::Bf16) | Self::Words)
+    }
 }
 
 impl Stored<'_> {
@@ -156,6 +214,10 @@ fn cut<'a>(device: &Device, upload: Upload<'a>) -> Vec<Piece<'a>> {
             assert_eq!(target.len(), n_values, "a tensor's size was checked against its shape");
             pieces(target.device_ptr_mut(device.stream()).0, parts, PIECE_BYTES)
         }
+        Upload::Words { mut target, unit_words, maker } => {
+            let n_words = target.len();
+            pieces_of_words(target.device_ptr_mut(device.stream()).0, n_words, unit_words, maker)
+        }
         Upload::Codes { mut target, layout, parts } => {
             assert_eq!(target.len(), layout.n_code_words(), "the buffer was made by its layout");
             let n_outputs: usize = parts.iter().map(|part| part.words.shape[0]).sum();
@@ -164,6 +226,21 @@ fn cut<'a>(device: &Device, upload: Upload<'a>) -> Vec<Piece<'a>> {
             parts.iter().flat_map(|part| pieces_of_codes(target, part, layout, PIECE_BYTES)).collect()
         }
     }
+}
+
+/// Pieces of whole units, of `n_words` words from the device address `first` on.
+fn pieces_of_words(first: u64, n_words: usize, unit_words: usize, maker: &dyn MakeWords) -> Vec<Piece<'_>> {
+    let unit_bytes = unit_words * size_of::<u32>();
+    assert!((1..=PIECE_BYTES).contains(&unit_bytes), "a unit of {unit_bytes} bytes is of no model's width");
+    assert!(n_words.is_multiple_of(unit_words), "units fill their target");
+    let (n_units, n_at_once) = (n_words / unit_words, PIECE_BYTES / unit_bytes);
+    let piece = |begin: usize| {
+        let units = begin..(begin + n_at_once).min(n_units);
+        let n_bytes = units.len() * unit_bytes;
+        let target = first + (begin * unit_bytes) as u64;
+        Piece { target, contents: Contents::Words, sources: vec![Source::Made { maker, units, n_bytes }], n_bytes }
+    };
+    (0..n_units).step_by(n_at_once).map(piece).collect()
 }
 
 /// Pieces of whole lines, of at most `most` bytes, for the matrix at the device address `target`.
@@ -178,7 +255,8 @@ fn pieces_of_codes<'a>(target: u64, part: &PlacedCodes<'a>, layout: Int4Layout, 
         let CodeWords { n_skipped, line_words, .. } = words;
         let contents = CodeLines { shape, n_skipped, line_words, rows, n_chunks: layout.n_chunks() };
         let n_bytes = lines.len() * line_bytes;
-        Piece { target, contents: Contents::Codes(contents), sources: words.runs(lines), n_bytes }
+        let sources = words.runs(lines).into_iter().map(Source::Stored).collect();
+        Piece { target, contents: Contents::Codes(contents), sources, n_bytes }
     };
     (0..words.n_lines).step_by(n_at_once).map(piece).collect()
 }
@@ -194,10 +272,13 @@ fn pieces(first: u64, parts: Vec<Stored<'_>>, most: usize) -> Vec<Piece<'_>> {
         for source in bytes.chunks(most) {
             match pieces.last_mut().filter(|piece| piece.contents == contents && piece.n_bytes + source.len() <= most) {
                 Some(piece) => {
-                    piece.sources.push(source);
+                    piece.sources.push(Source::Stored(source));
                     piece.n_bytes += source.len();
                 }
-                None => pieces.push(Piece { target, contents, sources: vec![source], n_bytes: source.len() }),
+                None => {
+                    let sources = vec![Source::Stored(source)];
+                    pieces.push(Piece { target, contents, sources, n_bytes: source.len() });
+                }
             }
             target += (format.values_in(source.len()) * size_of::<bf16>()) as u64;
         }
@@ -216,7 +297,7 @@ struct Lane<'a> {
 
 #[derive(Debug)]
 struct Buffer {
-    pinned: PinnedHostSlice<u8>,
+    pinned: Pinned,
     /// What was pinned has left.
     copied: CudaEvent,
     /// On the device, for what is unpacked there; made when it is needed.
@@ -225,12 +306,10 @@ struct Buffer {
 
 impl<'a> Lane<'a> {
     fn new(kernels: &'a Kernels) -> Result<Self, KernelError> {
-        let failed = KernelError::driver("allocate pinned memory");
         let context = kernels.device().context();
         let buffer = || -> Result<_, KernelError> {
-            // SAFETY: every byte is written before it is copied.
-            let pinned = unsafe { context.alloc_pinned_with_flags::<u8>(PIECE_BYTES, 0) }.map_err(&failed)?;
-            Ok(Buffer { pinned, copied: context.new_event(None).map_err(&failed)?, packed: None })
+            let copied = context.new_event(None).map_err(KernelError::driver("create an event"))?;
+            Ok(Buffer { pinned: Pinned::new(context, PIECE_BYTES)?, copied, packed: None })
         };
         let stream = context.new_stream().map_err(KernelError::driver("create a stream"))?;
         Ok(Self { kernels, stream, buffers: [buffer()?, buffer()?], next: 0 })
@@ -242,25 +321,24 @@ impl<'a> Lane<'a> {
         let Buffer { pinned, copied, packed } = &mut buffers[*next];
         *next = 1 - *next;
         copied.synchronize().map_err(&failed)?;
-        let mut rest = &mut pinned.as_mut_slice().map_err(&failed)?[..piece.n_bytes];
+        let mut rest = &mut pinned.bytes_mut()[..piece.n_bytes];
         for source in &piece.sources {
-            let (own, behind) = rest.split_at_mut(source.len());
-            own.copy_from_slice(source);
+            let (own, behind) = rest.split_at_mut(source.n_bytes());
+            source.write(own);
             rest = behind;
         }
-        let is_packed = piece.contents != Contents::Numbers(WeightFormat::Bf16);
-        let target = match is_packed {
-            true => device_address(packed, stream)?,
-            false => piece.target,
+        let target = match piece.contents.stay() {
+            true => piece.target,
+            false => device_address(packed, stream)?,
         };
-        let bytes = &pinned.as_slice().map_err(&failed)?[..piece.n_bytes];
+        let bytes = &pinned.bytes()[..piece.n_bytes];
         // SAFETY: `cut` keeps the piece inside its target, which `upload` borrows, and no other piece covers it; a buffer
         // for packed bytes holds a whole piece, and what was there was unpacked earlier on the same stream. The pinned
         // bytes stay until `copied` has happened.
         unsafe { result::memcpy_htod_async(target, bytes, stream.cu_stream()) }.map_err(&failed)?;
         copied.record(stream).map_err(&failed)?;
         match piece.contents {
-            _ if !is_packed => Ok(()),
+            Contents::Numbers(WeightFormat::Bf16) | Contents::Words => Ok(()),
             Contents::Numbers(format) => {
                 let n_values = format.values_in(piece.n_bytes);
                 let config = launch::unpack_blocks(format, n_values)?;
@@ -313,6 +391,42 @@ mod tests {
         Stored { format, bytes }
     }
 
+    fn written(piece: &Piece<'_>) -> Vec<u8> {
+        let bytes = |source: &Source<'_>| {
+            let mut words = vec![0u32; source.n_bytes().div_ceil(4)];
+            let bytes: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut words)[..source.n_bytes()];
+            source.write(bytes);
+            bytes.to_vec()
+        };
+        piece.sources.iter().flat_map(bytes).collect()
+    }
+
+    /// Each unit's words are its number.
+    #[derive(Debug)]
+    struct Numbered {
+        unit_words: usize,
+    }
+
+    impl MakeWords for Numbered {
+        fn make(&self, units: Range<usize>, words: &mut [u32]) {
+            let numbers = units.flat_map(|unit| [unit as u32].repeat(self.unit_words));
+            words.iter_mut().zip(numbers).for_each(|(word, number)| *word = number);
+        }
+    }
+
+    #[test]
+    fn words_are_made_in_whole_units_each_once() {
+        let (unit_words, n_units) = (100 << 10, 12);
+        let maker = Numbered { unit_words };
+        let pieces = pieces_of_words(64, n_units * unit_words, unit_words, &maker);
+        assert_eq!(pieces.iter().map(|piece| piece.n_bytes / (4 * unit_words)).collect::<Vec<_>>(), [5, 5, 2]);
+        let bytes: Vec<u8> = pieces.iter().flat_map(written).collect();
+        let expected = (0..n_units as u32).flat_map(|unit| unit.to_le_bytes().repeat(unit_words));
+        assert!(bytes.into_iter().eq(expected));
+        let targets = [0, 5, 10].map(|unit| 64 + 4 * (unit * unit_words) as u64);
+        assert_eq!(pieces.iter().map(|piece| piece.target).collect::<Vec<_>>(), targets);
+    }
+
     #[test]
     fn pieces_hold_every_block_once_in_order() {
         let bytes: Vec<u8> = (0..52).collect();
@@ -324,7 +438,7 @@ mod tests {
         let mut next = 0;
         for piece in &pieces {
             assert_eq!(piece.target, 1000 + next as u64);
-            assert_eq!(piece.sources.concat(), bytes[next..next + piece.n_bytes]);
+            assert_eq!(written(piece), bytes[next..next + piece.n_bytes]);
             next += piece.n_bytes;
         }
         assert_eq!(next, 52);
@@ -355,10 +469,10 @@ mod tests {
         let pieces = pieces_of_codes(64, &part, layout, 30);
         let lines_of = |piece: &Piece<'_>| match piece.contents {
             Contents::Codes(lines) => (lines.shape.first, lines.shape.n_lines),
-            Contents::Numbers(_) => panic!("they are codes"),
+            Contents::Numbers(_) | Contents::Words => panic!("they are codes"),
         };
         assert_eq!(pieces.iter().map(lines_of).collect::<Vec<_>>(), [(0, 3), (3, 3), (6, 1)]);
-        let sources: Vec<u8> = pieces.iter().flat_map(|piece| piece.sources.concat()).collect();
+        let sources: Vec<u8> = pieces.iter().flat_map(written).collect();
         assert_eq!(sources, (0..7).flat_map(|line| bytes[4 + 12 * line..][..8].to_vec()).collect::<Vec<_>>());
         assert!(pieces.iter().all(|piece| piece.target == 64 && piece.n_bytes <= 30));
     }

@@ -17,9 +17,9 @@ mod weights;
 pub use assets::{ChatTemplates, ModelAssets};
 pub use checkpoint::{Checkpoint, describe, planning_config};
 pub use files::{FileBytes, ModelSource};
-pub(crate) use quantization::QuantisedWeight;
 #[cfg(test)]
 pub(crate) use quantization::tests::all_weights as quantised_goldens;
+pub(crate) use quantization::{Int4Groups, QuantisedWeight};
 pub use rope::RopeTable;
 pub use stoker_fit::format::{WeightFormat, to_q8_0};
 pub use stoker_fit::model::{

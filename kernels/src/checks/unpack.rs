@@ -8,9 +8,9 @@ use super::{Gpu, Outcome, fixture::widened, relative_error};
 use crate::{
     KernelError, bf16,
     code_words::{CodeOrder, CodeWords, FOURS, place_of_awq},
-    int4::{GroupSize, Int4Layout, ScaleFormat},
+    int4::{GroupSize, Int4Layout, ScaleFormat, group_word},
     launch::GATE_UP_GROUP,
-    upload::{PlacedCodes, RowPlaces, Stored, Upload, upload},
+    upload::{MakeWords, PlacedCodes, RowPlaces, Stored, Upload, upload},
 };
 
 /// Where blocks have scales in f16.
@@ -157,22 +157,59 @@ impl CodeCase {
     }
 }
 
-/// What the device makes of words is what the host packs of codes: the error is the number of words that differ.
+/// Scales and zero points that are packed on their way.
+#[derive(Debug)]
+struct DrawnGroups {
+    layout: Int4Layout,
+    groups: Vec<(f32, u8)>,
+}
+
+impl DrawnGroups {
+    fn drawn(gpu: &mut Gpu, layout: Int4Layout) -> Self {
+        let n_groups = layout.n * layout.k.div_ceil(layout.group.values());
+        let groups = (0..n_groups).map(|at| ((at % 1000) as f32, gpu.noise.below(16) as u8)).collect();
+        Self { layout, groups }
+    }
+
+    fn word(&self, at: usize) -> u32 {
+        let (scale, zero) = self.groups[at];
+        group_word(self.layout.scales.bits(scale), zero)
+    }
+}
+
+impl MakeWords for DrawnGroups {
+    fn make(&self, tiles: Range<usize>, words: &mut [u32]) {
+        let n_groups = self.groups.len() / self.layout.n;
+        self.layout.write_groups(tiles, words, |row| move |group| self.word(row * n_groups + group));
+    }
+}
+
+/// What the device makes of words is what the host packs of codes, and groups are what it packs of them: the error is the number of words
+/// that differ.
 fn repacked(gpu: &mut Gpu, order: CodeOrder, case: CodeCase) -> Result<Outcome, KernelError> {
     let layout = case.layout();
     let tensors: Vec<Tensor> = case.n.iter().map(|n| Tensor::drawn(gpu, order, *n, case)).collect();
-    let groups = vec![(1.0, 0); layout.n * layout.k.div_ceil(layout.group.values())];
-    let wanted = layout.pack(&case.codes(&tensors), &groups);
-    let mut target = gpu.guarded(vec![0u32; layout.n_code_words()])?;
+    let groups = DrawnGroups::drawn(gpu, layout);
+    let wanted = layout.pack(&case.codes(&tensors), &groups.groups);
+    let mut codes = gpu.guarded(vec![0u32; layout.n_code_words()])?;
+    let mut words = gpu.guarded(vec![u32::MAX; layout.n_group_words()])?;
     let parts = tensors.iter().zip(case.places());
     let parts = parts.map(|(tensor, rows)| PlacedCodes { words: tensor.words(order), rows }).collect();
-    upload(&gpu.kernels, vec![Upload::Codes { target: target.view(), layout, parts }], &|_| {})?;
-    let found = gpu.written(&target)?.unwrap_or_default();
-    let n_different = match found.len() == wanted.codes().len() {
-        true => found.iter().zip(wanted.codes()).filter(|(found, wanted)| found != wanted).count() as f64,
-        false => f64::INFINITY,
-    };
+    let uploads = vec![
+        Upload::Codes { target: codes.view(), layout, parts },
+        Upload::Words { target: words.view(), unit_words: layout.n_tile_group_words(), maker: &groups },
+    ];
+    upload(&gpu.kernels, uploads, &|_| {})?;
+    let found = [gpu.written(&codes)?, gpu.written(&words)?].map(Option::unwrap_or_default);
+    let n_different: f64 = found.iter().zip([wanted.codes(), wanted.groups()]).map(|(a, b)| n_different(a, b)).sum();
     Ok(Outcome { op: "repack_int4", case: format!("{order:?}, {case:?}"), error: n_different, limit: 0.0 })
+}
+
+fn n_different(found: &[u32], wanted: &[u32]) -> f64 {
+    match found.len() == wanted.len() {
+        true => found.iter().zip(wanted).filter(|(found, wanted)| found != wanted).count() as f64,
+        false => f64::INFINITY,
+    }
 }
 
 fn compare(gpu: &Gpu, case: &str, parts: &[(WeightFormat, Vec<u8>)]) -> Result<Outcome, KernelError> {

@@ -14,14 +14,14 @@ use stoker_kernels::{
     linear::Operand,
     noise::{self, Noise},
     quantise::{QuantiseRows, QuantisedRows},
-    upload::{PlacedCodes, RowPlaces, Stored, Upload, upload},
+    upload::{MakeWords, PlacedCodes, RowPlaces, Stored, Upload, upload},
 };
 
 use super::shape::ModelShape;
 use crate::{
     each::each,
     model::{
-        BoundWeights, ModelSpec, QuantisedWeight, Scheme, StoredMatrix, WeightFormat as StoredFormat,
+        BoundWeights, Int4Groups, ModelSpec, QuantisedWeight, Scheme, StoredMatrix, WeightFormat as StoredFormat,
         spec::{
             AttentionLayer, FeedForwardLayer, LayerSpec, LinearSpec, NormSpec, Rank, WeightRole, WeightSlice,
             WeightSpec,
@@ -235,13 +235,14 @@ fn norm(norm: &Option<NormSpec>) -> Option<Slot<'_>> {
 }
 
 /// How a slot comes to the device.
-enum Way {
+enum Way<'a> {
     /// As it lies in the file, unpacked there.
     Stored,
     /// Numbers of e4m3 as they lie in the file, and the scale of each row.
     Codes(Vec<f32>),
-    /// In four bits: words as they lie in the file, put in the order of the kernels there.
-    FourBits(Int4Layout),
+    /// In four bits: words as they lie in the file, put in the order of the kernels there, and groups that the host puts in order where
+    /// they are copied from.
+    FourBits(PlacedGroups<'a>),
     /// As bf16, which the host makes of codes and scales.
     Dequantised,
 }
@@ -266,45 +267,24 @@ pub(super) fn load(
     let found: Vec<_> = slots.iter().zip(&stored).collect();
     let ways = each(&found, |(slot, parts)| way(slot, parts, shape.projections));
     let n_values: usize = slots.iter().map(Slot::len).sum();
-    // Threads have a slot each: one's scales are on their way while others pack theirs.
-    let four_bits: Vec<_> = found.iter().zip(&ways).collect();
-    let four_bits = each(&four_bits, |((slot, parts), way)| match way {
-        Way::FourBits(layout) => {
-            Int4Matrix::with_groups(kernels.device(), *layout, &packed_groups(slot.order, parts, *layout)).map(Some)
-        }
-        Way::Stored | Way::Codes(_) | Way::Dequantised => Ok(None),
-    });
     let mut n_done = 0;
     let mut buffers = Vec::with_capacity(slots.len());
-    for (((slot, parts), way), four_bits) in found.into_iter().zip(&ways).zip(four_bits) {
-        buffers.push(match (four_bits?, way) {
-            (Some(matrix), _) => Projection::Int4(matrix),
-            (None, Way::Codes(scales)) => {
-                Projection::E4m3(QuantisedRows::with_scales(kernels.device(), slot.len(), scales)?)
-            }
-            (None, Way::Dequantised) => {
+    for ((slot, parts), way) in found.into_iter().zip(&ways) {
+        buffers.push(match way {
+            Way::FourBits(groups) => Projection::Int4(Int4Matrix::awaited(kernels.device(), groups.layout)?),
+            Way::Codes(scales) => Projection::E4m3(QuantisedRows::with_scales(kernels.device(), slot.len(), scales)?),
+            Way::Dequantised => {
                 let made = kernels.device().holding(&dequantised(slot.order, parts))?;
                 n_done += slot.len();
                 progress(n_done as f32 / n_values as f32);
                 Projection::Bf16(made)
             }
-            (None, _) => Projection::Bf16(kernels.device().zeros(slot.len())?),
+            Way::Stored => Projection::Bf16(kernels.device().unset(slot.len())?),
         });
     }
     let first = n_done as f32 / n_values as f32;
     let uploads = buffers.iter_mut().zip(slots.iter().zip(&stored)).zip(&ways);
-    let uploads = uploads.filter_map(|((buffer, (slot, parts)), way)| {
-        let target = match (buffer, way) {
-            (_, Way::Dequantised) => return None,
-            (Projection::Int4(matrix), _) => {
-                let layout = matrix.layout();
-                return Some(Upload::Codes { target: matrix.codes_mut(), layout, parts: placed(slot.order, parts) });
-            }
-            (Projection::Bf16(values), _) => values.as_view_mut(),
-            (Projection::E4m3(rows), _) => rows.pairs_mut(),
-        };
-        Some(Upload::Numbers { target, parts: in_order(slot.order, parts) })
-    });
+    let uploads = uploads.flat_map(|((buffer, (slot, parts)), way)| uploads_of(buffer, way, slot.order, parts));
     upload(kernels, uploads.collect(), &|share| progress(first + share * (1.0 - first)))?;
     let mut buffers = buffers.into_iter();
     let Ok(loaded) =
@@ -312,13 +292,38 @@ pub(super) fn load(
     loaded.stored_as(kernels, shape)
 }
 
-fn way(slot: &Slot<'_>, parts: &[StoredMatrix], projections: WeightFormat) -> Way {
+/// What is copied to a slot's buffer.
+fn uploads_of<'a>(
+    buffer: &'a mut Projection,
+    way: &'a Way<'_>,
+    order: Order,
+    parts: &'a [StoredMatrix],
+) -> Vec<Upload<'a>> {
+    let target = match (buffer, way) {
+        (_, Way::Dequantised) => return vec![],
+        (Projection::Int4(matrix), Way::FourBits(maker)) => {
+            let layout = matrix.layout();
+            let [codes, groups] = matrix.words_mut();
+            return vec![
+                Upload::Codes { target: codes, layout, parts: placed(order, parts) },
+                Upload::Words { target: groups, unit_words: layout.n_tile_group_words(), maker },
+            ];
+        }
+        (Projection::Int4(_), _) => unreachable!("such a buffer was made for four bits"),
+        (Projection::Bf16(values), _) => values.as_view_mut(),
+        (Projection::E4m3(rows), _) => rows.pairs_mut(),
+    };
+    vec![Upload::Numbers { target, parts: in_order(order, parts) }]
+}
+
+fn way<'a>(slot: &Slot<'_>, parts: &'a [StoredMatrix], projections: WeightFormat) -> Way<'a> {
     let quantised: Vec<&QuantisedWeight> = parts.iter().filter_map(StoredMatrix::quantised).collect();
     if quantised.is_empty() {
         return Way::Stored;
     }
     if slot.is_projection && projections == WeightFormat::Int4 {
-        return Way::FourBits(stored_int4_layout(parts).expect("all projections were asked before the shape was said"));
+        let layout = stored_int4_layout(parts).expect("all projections were asked before the shape was said");
+        return Way::FourBits(PlacedGroups::new(slot.order, parts, layout));
     }
     let scales: Option<Vec<Vec<f32>>> = parts.iter().map(|part| part.quantised()?.row_scales()).collect();
     match scales.filter(|_| slot.is_projection && projections == WeightFormat::E4m3) {
@@ -397,15 +402,42 @@ fn stored_int4_layout(parts: &[StoredMatrix]) -> Result<Int4Layout, String> {
     let weights = weights.ok_or("a projection is not quantised")?;
     let groups: Vec<GroupSize> = weights.iter().map(|weight| weight.int4_group()).collect::<Result<_, _>>()?;
     let fits = |format: &ScaleFormat| weights.iter().all(|weight| weight.scales_fit(*format));
-    let scales = ScaleFormat::ALL.into_iter().find(fits).ok_or("scales have more digits than f16 or bf16")?;
+    let are_stored_so = |format: &ScaleFormat| weights.iter().all(|weight| weight.scales_are(*format));
+    let scales = ScaleFormat::ALL.into_iter().find(are_stored_so);
+    let scales =
+        scales.or_else(|| ScaleFormat::ALL.into_iter().find(fits)).ok_or("scales have more digits than f16 or bf16")?;
     let n = weights.iter().map(|weight| weight.n_outputs()).sum();
     Ok(Int4Layout { n, k: weights[0].n_inputs(), group: GroupSize::smallest(&groups), scales })
 }
 
-/// The scales and zero points of a slot's weights in its order.
-fn packed_groups(order: Order, parts: &[StoredMatrix], layout: Int4Layout) -> Vec<u32> {
-    let groups = runs(order, parts).flat_map(|(part, rows)| four_bits(&parts[part]).int4_groups(rows, layout.group));
-    layout.pack_groups(&groups.collect::<Vec<_>>())
+/// Scales and zero points of a slot's weights, in the order of its rows.
+#[derive(Debug)]
+struct PlacedGroups<'a> {
+    layout: Int4Layout,
+    parts: Vec<(Int4Groups<'a>, RowPlaces)>,
+}
+
+impl<'a> PlacedGroups<'a> {
+    fn new(order: Order, parts: &'a [StoredMatrix], layout: Int4Layout) -> Self {
+        let groups = parts.iter().map(|part| four_bits(part).int4_groups(layout.group, layout.scales));
+        Self { layout, parts: groups.zip(row_places(order, parts)).collect() }
+    }
+
+    /// What makes the words of a row's groups.
+    fn of_row(&self, row: usize) -> impl Fn(usize) -> u32 {
+        let output = |(groups, places): &(Int4Groups<'a>, RowPlaces)| {
+            places.output_of(row).filter(|output| *output < groups.n_outputs())
+        };
+        let holder = self.parts.iter().find_map(|part| Some((&part.0, output(part)?)));
+        let (groups, output) = holder.expect("parts fill the matrix");
+        groups.of_output(output)
+    }
+}
+
+impl MakeWords for PlacedGroups<'_> {
+    fn make(&self, tiles: Range<usize>, words: &mut [u32]) {
+        self.layout.write_groups(tiles, words, |row| self.of_row(row));
+    }
 }
 
 /// The words of a slot's weights, and where their outputs go.
@@ -455,15 +487,11 @@ fn in_order(order: Order, parts: &[StoredMatrix]) -> Vec<Stored<'_>> {
 
 /// Codes of a byte are moved two by two.
 fn stored(matrix: &StoredMatrix, rows: Range<usize>) -> Vec<Stored<'_>> {
-    match matrix {
-        StoredMatrix::Plain(weight) => {
-            let format = weight.format();
-            weight.runs(rows).into_iter().map(|bytes| Stored { format, bytes }).collect()
-        }
-        StoredMatrix::Quantised(weight) => {
-            rows.map(|row| Stored { format: StoredFormat::Bf16, bytes: weight.row_of_bytes(row) }).collect()
-        }
-    }
+    let (format, runs) = match matrix {
+        StoredMatrix::Plain(weight) => (weight.format(), weight.runs(rows)),
+        StoredMatrix::Quantised(weight) => (StoredFormat::Bf16, weight.runs_of_bytes(rows)),
+    };
+    runs.into_iter().map(|bytes| Stored { format, bytes }).collect()
 }
 
 /// The numbers of a slot's weights in its order, by as many threads as there are processors.

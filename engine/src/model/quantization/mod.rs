@@ -6,4 +6,4 @@ pub(super) mod tests;
 mod weight;
 
 pub(super) use weight::Place;
-pub(crate) use weight::QuantisedWeight;
+pub(crate) use weight::{Int4Groups, QuantisedWeight};

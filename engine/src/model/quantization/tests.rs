@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use stoker_fit::model::quantization::{Activations, Bits, Codes, GroupIndices, PartKind, Scheme, SharedBy};
+use stoker_kernels::int4::ScaleFormat;
 
 use super::{Place, QuantisedWeight};
 use crate::{
@@ -113,12 +114,16 @@ fn four_bits_of_a_rank_are_slices_of_the_whole() {
                 let part = quantised(&store, weight, rank);
                 let Ok(group) = part.int4_group() else { continue };
                 let codes = part.code_words().codes();
-                let groups: Vec<_> = part.int4_groups(0..part.n_outputs(), group).collect();
-                let n_groups = part.n_inputs().div_ceil(group.values());
+                let format = ScaleFormat::ALL.into_iter().find(|format| part.scales_fit(*format)).unwrap();
+                let groups = part.int4_groups(group, format);
                 let number = |(at, code): (usize, &u8)| {
                     let (row, input) = (at / part.n_inputs(), at % part.n_inputs());
-                    let (scale, zero_point) = groups[row * n_groups + input / group.values()];
-                    scale * (f32::from(*code) - f32::from(zero_point))
+                    let word = groups.of_output(row)(input / group.values());
+                    let scale = match format {
+                        ScaleFormat::F16 => f16::from_bits(word as u16).to_f32(),
+                        ScaleFormat::Bf16 => bf16::from_bits(word as u16).to_f32(),
+                    };
+                    scale * (f32::from(*code) + 128.0 - bf16::from_bits((word >> 16) as u16).to_f32())
                 };
                 let found: Vec<f32> = codes.iter().enumerate().map(number).collect();
                 assert_eq!(found, part.dequantise(0..part.n_outputs()), "{name}: {}, {rank:?}", weight.name);

@@ -1,9 +1,9 @@
 //! A quantised projection in its file: finding the tensors that hold it, refusing what cannot be right before a code is read,
 //! and the numbers that its codes stand for. Each is one product rounded once to f32, or exact.
 
-use std::ops::Range;
+use std::{ops::Range, sync::OnceLock};
 
-use half::f16;
+use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use stoker_fit::{
@@ -13,7 +13,7 @@ use stoker_fit::{
 use stoker_kernels::{
     code_words::{CodeOrder, CodeWords, WORD_BYTES, place_of_awq},
     codes,
-    int4::{GroupSize, ScaleFormat},
+    int4::{GroupSize, ScaleFormat, group_word},
 };
 
 use crate::model::{ModelError, spec::WeightSlice, tensor::Tensor};
@@ -30,8 +30,11 @@ pub(crate) struct QuantisedWeight {
     /// Outputs and inputs of the whole tensor.
     shape: [usize; 2],
     slice: WeightSlice,
+    stored: Found,
     codes: Tensor,
-    scales: Scales,
+    /// Read when numbers are made of them: who takes four bits as they are stored has no use for it, and there are 55 million of an 8B
+    /// model's.
+    scales: OnceLock<Scales>,
     /// What codes are places of; empty where they are numbers.
     levels: Vec<f32>,
     /// Of all tensors of the whole projection.
@@ -53,9 +56,42 @@ pub(crate) struct Scales {
     column_of: Vec<u32>,
 }
 
+/// Scales and zero points of a rank's share of a projection in four bits, where they are stored.
+#[derive(Debug)]
+pub(crate) struct Int4Groups<'a> {
+    scales: &'a Tensor,
+    format: ScaleFormat,
+    /// From a row of the grid to the next, and from a column.
+    scale_strides: [usize; 2],
+    zero_points: ZeroPoints<'a>,
+    /// Of the whole projection.
+    outputs: Range<usize>,
+    /// That share a row of the grid.
+    row_outputs: usize,
+    /// Of the grid, of each group.
+    columns: Vec<usize>,
+}
+
+/// Where zero points of four bits are.
+#[derive(Clone, Copy, Debug)]
+enum ZeroPoints<'a> {
+    /// All of them are this.
+    Alike(u8),
+    /// Eight rows share a word.
+    Words {
+        bytes: &'a [u8],
+        /// From eight rows to the next, and from a column.
+        strides: [usize; 2],
+        order: CodeOrder,
+        /// What words lack.
+        add: u32,
+    },
+}
+
 /// The tensors of one projection, found by name and checked against their description.
-struct Found<'a> {
-    parts: Vec<(Part, &'a Tensor)>,
+#[derive(Clone, Debug)]
+struct Found {
+    parts: Vec<(PartKind, Tensor)>,
 }
 
 /// Where a projection's tensors are looked for.
@@ -77,11 +113,23 @@ impl QuantisedWeight {
         tensor: impl Fn(&str) -> Option<&'a Tensor>,
     ) -> Result<Self, ModelError> {
         let found = Found::of(scheme, place, tensor)?;
-        let scales = Scales::read(scheme, place.shape, &found)?;
+        let scales = match scheme.is_int4() {
+            true => {
+                check_groups(scheme, place.shape, &found)?;
+                OnceLock::new()
+            }
+            false => OnceLock::from(Scales::read(scheme, place.shape, &found)?),
+        };
         let levels = found.get(PartKind::Levels).map(finite).transpose()?.unwrap_or_default();
         let codes = found.get(PartKind::Codes).expect("codes are needed").clone();
         let n_bytes = found.parts.iter().map(|(_, tensor)| tensor.bytes().len()).sum();
-        Ok(Self { scheme: scheme.clone(), shape: place.shape, slice, codes, scales, levels, n_bytes })
+        Ok(Self { scheme: scheme.clone(), shape: place.shape, slice, stored: found, codes, scales, levels, n_bytes })
+    }
+
+    fn scales(&self) -> &Scales {
+        let read =
+            || Scales::read(&self.scheme, self.shape, &self.stored).expect("they were checked when they were found");
+        self.scales.get_or_init(read)
     }
 
     /// How it is quantised.
@@ -113,31 +161,23 @@ impl QuantisedWeight {
     /// The scale of each row, if its numbers are e4m3 and share one.
     pub(crate) fn row_scales(&self) -> Option<Vec<f32>> {
         let are_rows = matches!(self.scheme.shared, SharedBy::Tensor | SharedBy::Output);
-        let scale = |row: usize| self.scales.values[row / self.scales.block[0] * self.scales.n_columns];
+        let scale = |row: usize| {
+            let scales = self.scales();
+            scales.values[row / scales.block[0] * scales.n_columns]
+        };
         (self.scheme.codes == Codes::E4m3 && are_rows).then(|| self.slice.rows.clone().map(scale).collect())
-    }
-
-    /// The number of the code 0, where codes are four bits of integers.
-    fn lowest_of_four_bits(&self) -> Option<f32> {
-        match self.scheme.codes {
-            Codes::Packed(Bits::Four) => Some(-Bits::Four.half() as f32),
-            Codes::Gptq { bits: Bits::Four, .. } | Codes::Awq => Some(0.0),
-            _ => None,
-        }
     }
 
     /// Who shares a scale where a GPU keeps it in four bits, or why it does not.
     pub(crate) fn int4_group(&self) -> Result<GroupSize, String> {
-        let lowest =
-            self.lowest_of_four_bits().ok_or_else(|| format!("{} is not four bits of integers", self.scheme))?;
+        if !self.scheme.is_int4() {
+            return Err(format!("{} is not four bits of integers", self.scheme));
+        }
         let n_inputs = self.shape[1];
-        if !self.scales.are_in_order() {
+        if !self.groups_are_in_order() {
             return Err(format!("{} has its inputs in any order", self.codes.name));
         }
-        if let Some(point) = self.scales.zero_points.iter().find(|point| !(0.0..=15.0).contains(&(**point - lowest))) {
-            return Err(format!("{} has the zero point {point}", self.codes.name));
-        }
-        let size = self.scales.block[1];
+        let [_, size] = self.scheme.shared.block(self.shape);
         let group = GroupSize::of(size, n_inputs).ok_or_else(|| format!("{} has groups of {size}", self.codes.name))?;
         // A rank's inputs: of all of them a group may end early, and of one that is as long as a row any part has its scale.
         let cuts_groups =
@@ -148,31 +188,69 @@ impl QuantisedWeight {
         }
     }
 
-    /// Whether that format holds all scales as they are.
-    pub(crate) fn scales_fit(&self, format: ScaleFormat) -> bool {
-        format.holds(&self.scales.values)
+    fn groups_are_in_order(&self) -> bool {
+        let Some(indices) = self.stored.get(PartKind::GroupIndices) else { return true };
+        let [_, n_columns] = self.scheme.shared.grid(self.shape);
+        let columns = columns_named(indices, n_columns).expect("they were checked when they were found");
+        are_in_order(&columns, self.scheme.shared.block(self.shape)[1])
     }
 
-    /// Scales and zero points of some rows as a GPU keeps them, of each row and group.
-    pub(crate) fn int4_groups(&self, outputs: Range<usize>, group: GroupSize) -> impl Iterator<Item = (f32, u8)> {
-        let lowest = self.lowest_of_four_bits().expect("it was asked whether codes have four bits");
-        let of = move |output: usize, input: usize| {
-            let (scale, zero_point) = self.scales.of(self.slice.rows.start + output, self.slice.columns.start + input);
-            (scale, (zero_point - lowest) as u8)
+    /// Whether scales are stored in that format.
+    pub(crate) fn scales_are(&self, format: ScaleFormat) -> bool {
+        let stored = match format {
+            ScaleFormat::F16 => WeightFormat::F16,
+            ScaleFormat::Bf16 => WeightFormat::Bf16,
         };
-        outputs.flat_map(move |output| (0..self.n_inputs()).step_by(group.values()).map(move |input| of(output, input)))
+        self.stored.scales().format == Ok(stored)
+    }
+
+    /// Whether that format holds all scales as they are.
+    pub(crate) fn scales_fit(&self, format: ScaleFormat) -> bool {
+        self.scales_are(format) || format.holds(&numbers(self.stored.scales()))
+    }
+
+    /// Scales and zero points as a GPU keeps them in four bits.
+    pub(crate) fn int4_groups(&self, group: GroupSize, format: ScaleFormat) -> Int4Groups<'_> {
+        let shared = &self.scheme.shared;
+        let ([n_rows, n_columns], [row_outputs, size]) = (shared.grid(self.shape), shared.block(self.shape));
+        let WeightSlice { rows, columns } = &self.slice;
+        Int4Groups {
+            scales: self.stored.scales(),
+            format,
+            scale_strides: if self.scheme.is_by_inputs() { [1, n_rows] } else { [n_columns, 1] },
+            zero_points: self.zero_points_of_four_bits([n_rows, n_columns]),
+            outputs: rows.clone(),
+            row_outputs,
+            columns: columns.clone().step_by(group.values()).map(|input| input / size).collect(),
+        }
+    }
+
+    fn zero_points_of_four_bits(&self, [n_rows, n_columns]: [usize; 2]) -> ZeroPoints<'_> {
+        let Some(tensor) = self.stored.get(PartKind::ZeroPoints) else {
+            return ZeroPoints::Alike(if let Codes::Packed(bits) = self.scheme.codes { bits.half() as u8 } else { 0 });
+        };
+        let add = match self.scheme.codes {
+            // The library adds to whole words, and what it took from them may have been borrowed from the next place.
+            Codes::Gptq { bits, zeros_less_one: true } => bits.ones(),
+            _ => 0,
+        };
+        let strides = if self.scheme.is_by_inputs() { [1, n_rows.div_ceil(8)] } else { [n_columns, 1] };
+        ZeroPoints::Words { bytes: tensor.bytes(), strides, order: self.code_order(), add }
+    }
+
+    fn code_order(&self) -> CodeOrder {
+        match self.scheme.codes {
+            Codes::Packed(_) => CodeOrder::Packed,
+            Codes::Gptq { .. } => CodeOrder::Gptq,
+            _ => CodeOrder::Awq,
+        }
     }
 
     /// Codes of four bits in the words that are stored, from 0 on: the host makes nothing of them, since a start waits for all of a
     /// model's.
     pub(crate) fn code_words(&self) -> CodeWords<'_> {
-        let order = match self.scheme.codes {
-            Codes::Packed(_) => CodeOrder::Packed,
-            Codes::Gptq { .. } => CodeOrder::Gptq,
-            _ => CodeOrder::Awq,
-        };
         let WeightSlice { rows, columns } = self.slice.clone();
-        CodeWords::of(order, self.codes.bytes(), self.shape, [rows, columns])
+        CodeWords::of(self.code_order(), self.codes.bytes(), self.shape, [rows, columns])
     }
 
     /// The format that a CPU keeps it in: blocks of integers where they are the same numbers, else numbers of the format `plain`.
@@ -184,10 +262,10 @@ impl QuantisedWeight {
             Codes::Gptq { bits, .. } => bits.half() as f32,
             Codes::Awq => Bits::Four.half() as f32,
         };
-        if !is_whole || !self.scales.fit_blocks(self.shape[1]) {
+        if !is_whole || !self.scales().fit_blocks(self.shape[1]) {
             return plain;
         }
-        let is_centred = self.scales.zero_points.iter().all(|point| *point == offset);
+        let is_centred = self.scales().zero_points.iter().all(|point| *point == offset);
         match (self.scheme.codes.bits(), is_centred) {
             (Bits::Four, true) => WeightFormat::Q4_0,
             (Bits::Four, false) | (Bits::Eight, true) => WeightFormat::Q8_0,
@@ -203,7 +281,7 @@ impl QuantisedWeight {
         for (output, row) in outputs.zip(codes.chunks_exact(self.n_inputs())) {
             for (idx, codes) in row.as_chunks::<BLOCK>().0.iter().enumerate() {
                 let input = self.slice.columns.start + idx * BLOCK;
-                let (scale, zero_point) = self.scales.of(self.slice.rows.start + output, input);
+                let (scale, zero_point) = self.scales().of(self.slice.rows.start + output, input);
                 blocks.extend(f16::from_f32(scale).to_le_bytes());
                 let quants = codes.map(|code| (code - zero_point) as i8);
                 match format {
@@ -221,11 +299,20 @@ impl QuantisedWeight {
         &self.codes.bytes()[start + self.slice.columns.start..start + self.slice.columns.end]
     }
 
+    /// The same of some rows, in as few runs as there are in the file.
+    pub(crate) fn runs_of_bytes(&self, outputs: Range<usize>) -> Vec<&[u8]> {
+        if self.n_inputs() != self.shape[1] {
+            return outputs.map(|output| self.row_of_bytes(output)).collect();
+        }
+        let at = |output: usize| (self.slice.rows.start + output) * self.shape[1];
+        vec![&self.codes.bytes()[at(outputs.start)..at(outputs.end)]]
+    }
+
     /// The numbers of some rows, one row behind the other.
     pub(crate) fn dequantise(&self, outputs: Range<usize>) -> Vec<f32> {
         let mut rows = self.codes_of(outputs.clone());
         for (output, row) in outputs.zip(rows.chunks_exact_mut(self.n_inputs())) {
-            self.scales.apply(self.slice.rows.start + output, self.slice.columns.clone(), row);
+            self.scales().apply(self.slice.rows.start + output, self.slice.columns.clone(), row);
         }
         rows
     }
@@ -316,7 +403,7 @@ impl QuantisedWeight {
 }
 
 impl Scales {
-    fn read(scheme: &Scheme, shape: [usize; 2], found: &Found<'_>) -> Result<Self, ModelError> {
+    fn read(scheme: &Scheme, shape: [usize; 2], found: &Found) -> Result<Self, ModelError> {
         let [n_rows, n_columns] = scheme.shared.grid(shape);
         let block = scheme.shared.block(shape);
         let in_rows = |values: Vec<f32>| match scheme.is_by_inputs() {
@@ -341,13 +428,9 @@ impl Scales {
     fn fit_blocks(&self, n_inputs: usize) -> bool {
         let [_, inputs] = self.block;
         let is_f16 = |scale: &f32| f16::from_f32(*scale).to_f32() == *scale;
-        (inputs.is_multiple_of(BLOCK) || inputs == n_inputs) && self.values.iter().all(is_f16) && self.are_in_order()
-    }
-
-    /// Whether inputs follow each other in groups.
-    fn are_in_order(&self) -> bool {
-        let [_, inputs] = self.block;
-        self.column_of.iter().enumerate().all(|(input, column)| input / inputs == *column as usize)
+        (inputs.is_multiple_of(BLOCK) || inputs == n_inputs)
+            && self.values.iter().all(is_f16)
+            && are_in_order(&self.column_of, inputs)
     }
 
     /// Scale and zero point of one weight.
@@ -370,15 +453,19 @@ impl Scales {
     }
 }
 
-impl<'a> Found<'a> {
-    fn of(scheme: &Scheme, place: &Place<'_>, tensor: impl Fn(&str) -> Option<&'a Tensor>) -> Result<Self, ModelError> {
+impl Found {
+    fn of<'a>(
+        scheme: &Scheme,
+        place: &Place<'_>,
+        tensor: impl Fn(&str) -> Option<&'a Tensor>,
+    ) -> Result<Self, ModelError> {
         let mut parts = Vec::new();
         for part in scheme.parts(place.shape) {
             let names: Vec<String> = part.names.iter().map(|name| format!("{}.{name}", place.module)).collect();
             match names.iter().find_map(|name| tensor(name)) {
                 Some(tensor) => {
                     check(scheme, place, &part, tensor)?;
-                    parts.push((part, tensor));
+                    parts.push((part.kind, tensor.clone()));
                 }
                 None if part.needed => {
                     return Err(missing(scheme, place, &part, names, tensor(&format!("{}.weight", place.module))));
@@ -389,8 +476,58 @@ impl<'a> Found<'a> {
         Ok(Self { parts })
     }
 
-    fn get(&self, kind: PartKind) -> Option<&'a Tensor> {
-        self.parts.iter().find(|(part, _)| part.kind == kind).map(|(_, tensor)| *tensor)
+    fn get(&self, kind: PartKind) -> Option<&Tensor> {
+        self.parts.iter().find(|(found, _)| *found == kind).map(|(_, tensor)| tensor)
+    }
+
+    fn scales(&self) -> &Tensor {
+        self.get(PartKind::Scales).expect("scales are needed")
+    }
+}
+
+impl Int4Groups<'_> {
+    pub(crate) fn n_outputs(&self) -> usize {
+        self.outputs.len()
+    }
+
+    /// What makes the word of each group of one of the share's outputs.
+    pub(crate) fn of_output(&self, output: usize) -> impl Fn(usize) -> u32 {
+        let row = (self.outputs.start + output) / self.row_outputs;
+        let [from_row, from_column] = self.scale_strides;
+        let zero = self.zero_points.of_row(row);
+        move |group| {
+            let column = self.columns[group];
+            group_word(self.scale_bits(row * from_row + column * from_column), zero(column))
+        }
+    }
+
+    fn scale_bits(&self, at: usize) -> u16 {
+        let bytes = self.scales.bytes();
+        let half = || u16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]);
+        match (self.scales.format, self.format) {
+            (Ok(WeightFormat::F16), ScaleFormat::F16) | (Ok(WeightFormat::Bf16), ScaleFormat::Bf16) => half(),
+            (Ok(WeightFormat::F16), ScaleFormat::Bf16) => self.format.bits(f16::from_bits(half()).to_f32()),
+            (Ok(WeightFormat::Bf16), ScaleFormat::F16) => self.format.bits(bf16::from_bits(half()).to_f32()),
+            _ => self.format.bits(words_of(&bytes[4 * at..][..4]).map(f32::from_bits).sum()),
+        }
+    }
+}
+
+impl<'a> ZeroPoints<'a> {
+    /// What knows those of a row of the grid by their columns.
+    fn of_row(self, row: usize) -> impl Fn(usize) -> u8 + 'a {
+        let place = match self {
+            Self::Words { order: CodeOrder::Awq, .. } => place_of_awq(row),
+            _ => row % 8,
+        };
+        move |column| match self {
+            Self::Alike(zero) => zero,
+            Self::Words { bytes, strides, add, .. } => {
+                let at = (row / 8 * strides[0] + column * strides[1]) * WORD_BYTES;
+                let word = u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+                field(word.wrapping_add(add), place, 4) as u8
+            }
+        }
     }
 }
 
@@ -461,11 +598,30 @@ fn finite(tensor: &Tensor) -> Result<Vec<f32>, ModelError> {
     }
 }
 
+/// Refuses scales that are none, and groups that there are not. Keeps nothing of them.
+fn check_groups(scheme: &Scheme, shape: [usize; 2], found: &Found) -> Result<(), ModelError> {
+    if !is_finite(found.scales()) {
+        finite(found.scales())?;
+    }
+    let [_, n_columns] = scheme.shared.grid(shape);
+    found.get(PartKind::GroupIndices).map_or(Ok(()), |tensor| columns_named(tensor, n_columns).map(drop))
+}
+
+/// Whether all numbers of a tensor are some, by their bits where they are plain.
+fn is_finite(tensor: &Tensor) -> bool {
+    let halves = || tensor.bytes().as_chunks::<2>().0.iter();
+    match tensor.format {
+        Ok(WeightFormat::F16) => halves().all(|bytes| f16::from_le_bytes(*bytes).is_finite()),
+        Ok(WeightFormat::Bf16) => halves().all(|bytes| bf16::from_le_bytes(*bytes).is_finite()),
+        _ => numbers(tensor).iter().all(|value| value.is_finite()),
+    }
+}
+
 /// Scales of bitsandbytes: numbers, or places in a list of 256 times a number for every 256 of them, and an offset to all.
 fn scales_of_levels(
     scheme: &Scheme,
     shape: [usize; 2],
-    found: &Found<'_>,
+    found: &Found,
     scales: &Tensor,
 ) -> Result<Vec<f32>, ModelError> {
     let [_, size] = scheme.shared.block(shape);
@@ -533,6 +689,11 @@ fn zero_points(scheme: &Scheme, tensor: &Tensor, [n_rows, n_columns]: [usize; 2]
         .flat_map(|row| (0..n_columns).map(move |column| (row, column)))
         .map(|(r, c)| point(r, c) as f32)
         .collect()
+}
+
+/// Whether inputs follow each other in groups of `size`, by the group of each.
+fn are_in_order(column_of: &[u32], size: usize) -> bool {
+    column_of.iter().enumerate().all(|(input, column)| input / size == *column as usize)
 }
 
 /// The group of each input, all of which there are.
