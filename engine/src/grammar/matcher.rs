@@ -2,8 +2,8 @@
 //!
 //! All ways share one lexer, since what one learns about lexemes saves the others time. What one of them asks too much of it breaks
 //! it for all, and for good: llguidance bounds its work and its states, and an error stays. So a way that fails is gone again from
-//! the beginning with a lexer that nobody else has. If that fails too, the failure is its own. The same goes for a lexer that has come to
-//! hold too much of what all grammars may hold ([`Memory`]).
+//! the beginning with a lexer that nobody else has, and as llguidance goes by itself ([`LexemeMasks`]). If that fails too, the failure is
+//! its own. The same goes for a lexer that has come to hold too much of what all grammars may hold ([`Memory`]).
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -13,11 +13,12 @@ use std::{
 use llguidance::{TokenParser, api::StopReason};
 
 use super::{
+    lexeme_masks::LexemeMasks,
     memory::{Account, Memory},
     refusal::{Kind, too_much_in_words},
     vocabulary,
     way::Way,
-    words::{WordMasks, Words},
+    words::Words,
 };
 use crate::{
     constraint::{Grammar, Matcher},
@@ -57,7 +58,10 @@ impl Compiled {
     ) -> Result<Self, String> {
         let text = memory.open();
         text.set(text_bytes * BYTES_A_BYTE).map_err(|too_much| too_much_in_words(Kind::Text, too_much))?;
-        let mut shared = beginnings(&untouched, &words, &memory);
+        let mut shared = beginnings(&untouched, LexemeMasks::learning(&words), &memory);
+        if shared[Spelling::Canonical as usize].mask().is_err() {
+            shared = beginnings(&untouched, LexemeMasks::by_llguidance(&words), &memory);
+        }
         let first = &mut shared[Spelling::Canonical as usize];
         match first.mask() {
             Err(_) if first.parser.stop_reason() == StopReason::NoExtensionBias => Err("nothing matches it".into()),
@@ -82,8 +86,9 @@ impl Beginning {
 
     /// Begins with a lexer of its own. So do all who begin later, together: the one that was shared may be broken.
     fn anew(&self, spelling: Spelling) -> Way {
-        *self.shared() = beginnings(&self.untouched, &self.words, &self.memory);
-        let [canonical, any] = beginnings(&self.untouched, &self.words, &self.memory);
+        let beginnings = || beginnings(&self.untouched, LexemeMasks::by_llguidance(&self.words), &self.memory);
+        *self.shared() = beginnings();
+        let [canonical, any] = beginnings();
         match spelling {
             Spelling::Canonical => canonical,
             Spelling::Any => any,
@@ -91,12 +96,12 @@ impl Beginning {
     }
 }
 
-/// A beginning for each spelling, with one lexer for both. What is known of words is known of a lexer's states.
-fn beginnings(untouched: &TokenParser, words: &Arc<Words>, memory: &Arc<Memory>) -> [Way; 2] {
-    let mut canonical = untouched.deep_clone();
-    canonical.bias_computer = Arc::new(WordMasks::new(Arc::clone(words)));
+/// A beginning for each spelling, with one lexer for both. What is known of masks is known of a lexer's states.
+fn beginnings(untouched: &TokenParser, masks: LexemeMasks, memory: &Arc<Memory>) -> [Way; 2] {
+    let (mut canonical, masks) = (untouched.deep_clone(), Arc::new(masks));
+    canonical.bias_computer = Arc::<LexemeMasks>::clone(&masks);
     canonical.start_without_prompt();
-    let canonical = Way::new(canonical, memory);
+    let canonical = Way::new(canonical, masks, memory);
     let mut any = canonical.fork(memory);
     any.parser.token_env = vocabulary::any_spelling(&canonical.parser.token_env);
     [canonical, any]

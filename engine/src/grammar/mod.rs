@@ -3,6 +3,7 @@
 //! is compiled is shared by all requests that ask for the same.
 
 mod cache;
+mod lexeme_masks;
 mod matcher;
 mod memory;
 mod notation;
@@ -10,6 +11,7 @@ mod refusal;
 mod spec;
 #[cfg(test)]
 mod tests;
+mod tree;
 mod vocabulary;
 mod way;
 mod words;
@@ -24,10 +26,11 @@ use llguidance::{ParserFactory, TokenParser, earley::SlicedBiasComputer};
 
 use crate::{constraint::Constraint, request::TokenId, text::Tokenizer};
 use cache::Cache;
+use lexeme_masks::LexemeMasks;
 use matcher::Compiled;
 use memory::{MAX_BYTES, Memory};
 use refusal::{excerpt, mistake_in_regex};
-use words::{WordMasks, Words};
+use words::Words;
 
 pub use notation::{lark_from_ebnf, quoted};
 pub use spec::{GrammarSpec, MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_LARK_BYTES};
@@ -134,7 +137,7 @@ impl GrammarCompiler {
         let mistake = || if let GrammarSpec::Regex(regex) = spec { mistake_in_regex(regex) } else { None };
         let refused = |reason: &str| GrammarError::Refused(mistake().unwrap_or_else(|| excerpt(reason)));
         let mut parser = parser.map_err(|error| refused(&error.to_string()))?;
-        parser.bias_computer = Arc::new(WordMasks::new(Arc::clone(&self.words)));
+        parser.bias_computer = Arc::new(LexemeMasks::learning(&self.words));
         Ok(parser)
     }
 

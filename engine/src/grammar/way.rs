@@ -6,18 +6,20 @@ use llguidance::{TokenParser, api::StopReason, earley::ParserStats};
 use toktrie::SimpleVob;
 
 use super::{
+    lexeme_masks::LexemeMasks,
     memory::{Account, Memory},
     refusal::{Kind, limit_in_words, too_much_in_words},
 };
 use crate::request::TokenId;
 
-/// Bytes of a lexer's state that llguidance does not count, with what `words` knows of it.
+/// Bytes of a lexer's state that llguidance does not count, with what `words` and `lexeme_masks` know of it.
 const STATE_BYTES: usize = 200;
 /// Bytes of a rule that is followed at one place of a text, in a list that grows by doubling.
 const ITEM_BYTES: usize = 12;
 
 pub(super) struct Way {
     pub(super) parser: TokenParser,
+    masks: Arc<LexemeMasks>,
     /// Of the lexer, which others may share.
     lexer: Arc<Account>,
     rows: Account,
@@ -25,14 +27,14 @@ pub(super) struct Way {
 }
 
 impl Way {
-    pub(super) fn new(parser: TokenParser, memory: &Arc<Memory>) -> Self {
-        Self { parser, lexer: Arc::new(memory.open()), rows: memory.open(), n_items: 0 }
+    pub(super) fn new(parser: TokenParser, masks: Arc<LexemeMasks>, memory: &Arc<Memory>) -> Self {
+        Self { parser, masks, lexer: Arc::new(memory.open()), rows: memory.open(), n_items: 0 }
     }
 
     /// Another one from the same place on, with the same lexer.
     pub(super) fn fork(&self, memory: &Arc<Memory>) -> Self {
-        let (parser, lexer) = (self.parser.clone(), Arc::clone(&self.lexer));
-        Self { parser, lexer, rows: memory.open(), n_items: self.n_items }
+        let (parser, masks, lexer) = (self.parser.clone(), Arc::clone(&self.masks), Arc::clone(&self.lexer));
+        Self { parser, masks, lexer, rows: memory.open(), n_items: self.n_items }
     }
 
     /// What may come next: behind the end only end tokens.
@@ -72,8 +74,10 @@ impl Way {
         }
         let lexer = self.parser.parser.lexer_stats();
         // A state has a bit for each lexeme.
-        let lexer = lexer.num_bytes + lexer.num_states * (STATE_BYTES + lexer.num_regexps / 8);
-        self.lexer.set(lexer).map_err(|too_much| too_much_in_words(Kind::Patterns, too_much))?;
+        let states = lexer.num_bytes + lexer.num_states * (STATE_BYTES + lexer.num_regexps / 8);
+        self.lexer
+            .set(states + self.masks.n_bytes())
+            .map_err(|too_much| too_much_in_words(Kind::Patterns, too_much))?;
         self.rows.set(self.n_items * ITEM_BYTES).map_err(|too_much| too_much_in_words(Kind::Rules, too_much))
     }
 }

@@ -63,6 +63,25 @@ fn what_a_text_asks_too_much_of_the_lexer_changes_no_other() {
 }
 
 #[test]
+fn what_is_looked_at_ahead_ends_no_text_that_llguidance_follows() {
+    let (mut compiler, _) = compiler();
+    let spec = GrammarSpec::Regex(r#"([a-z]{0,16}[^<]{1,24})?([A-Za-z0-9_-]([^"]{2,25}|a)){0,3}"#.into());
+    let has_mask = |compiler: &GrammarCompiler, masks: LexemeMasks| {
+        let mut parser = compiler.parser(&spec).unwrap();
+        parser.bias_computer = Arc::new(masks);
+        parser.start_without_prompt();
+        parser.compute_mask().is_ok()
+    };
+    let is_between = |fuel: &u64| {
+        compiler.factory.limits_mut().step_lexer_fuel = *fuel;
+        let words = Arc::clone(&compiler.words);
+        has_mask(&compiler, LexemeMasks::by_llguidance(&words)) && !has_mask(&compiler, LexemeMasks::learning(&words))
+    };
+    let fuel = (75..125).map(|n| 200 * n).find(is_between);
+    assert!(fuel.is_some() && compiler.compile(&spec).is_ok(), "{fuel:?}");
+}
+
+#[test]
 fn a_token_is_taken_in_by_whom_another_has_broken_the_lexer_meanwhile() {
     let (mut compiler, tokenizer) = compiler();
     compiler.factory.limits_mut().step_lexer_fuel = FOR_LETTERS;
