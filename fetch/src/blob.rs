@@ -42,6 +42,8 @@ pub(crate) struct Blob {
     /// More of it is there.
     grown: Condvar,
     hashing: Hashing,
+    /// Nanoseconds that those who brought bytes wrote and hashed them.
+    worked: AtomicU64,
     /// The other server that we were sent to, as long as that answers.
     pub(crate) location: Mutex<Option<Url>>,
     /// Held by the one connection that brings all of it, if the server knows no ranges.
@@ -105,9 +107,8 @@ impl Hashing {
     }
 
     /// What the file is, when all of it was taken.
-    fn finish(&self, digest: &Digest) -> Digest {
-        let mut hasher = self.hasher.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut *hasher, digest.hasher(0)).finish()
+    fn finish(&self) -> Digest {
+        self.hasher.lock().unwrap_or_else(PoisonError::into_inner).clone().finish()
     }
 }
 
@@ -156,6 +157,7 @@ impl Blob {
             ledger: Mutex::new(ledger),
             grown: Condvar::new(),
             hashing: Hashing::new(&remote.digest, remote.size),
+            worked: AtomicU64::new(0),
             location: Mutex::new(None),
             whole: tokio::sync::Mutex::new(()),
             writers,
@@ -269,9 +271,16 @@ impl Blob {
     }
 
     fn write(&self, bytes: &[u8], at: u64) -> Result<(), FetchError> {
+        let begun = Instant::now();
         self.file.write_all_at(bytes, at).map_err(self.write_error())?;
         self.hashing.offer(bytes, at);
+        self.worked.fetch_add(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// How long those who brought bytes wrote and hashed them.
+    pub(crate) fn worked(&self) -> Duration {
+        Duration::from_nanos(self.worked.load(Ordering::Relaxed))
     }
 
     /// The bytes are written; now it is said that they are.
@@ -299,7 +308,7 @@ impl Blob {
             let Some(end) = self.wait_beyond_hashed(given_up) else { return Ok(None) };
             self.hashing.read(&self.file, end, &mut buffer)?;
         }
-        Ok(Some(self.hashing.finish(&self.remote.digest)))
+        Ok(Some(self.hashing.finish()))
     }
 
     /// Waits until there is more from the beginning than is hashed, or all is hashed; up to where. `None` when no more will come.
@@ -339,6 +348,6 @@ mod tests {
             hashing.front()
         });
         assert_eq!(fronts, [7, 8, 10, 10], "as much as the buffer holds and the file has, and nothing twice");
-        assert_eq!(hashing.finish(&digest), digest);
+        assert_eq!(hashing.finish(), digest);
     }
 }

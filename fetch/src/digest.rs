@@ -152,8 +152,10 @@ fn is_hex(text: &str, digits: usize) -> bool {
 }
 
 /// What a file is, being computed.
+#[derive(Clone)]
 pub struct Hasher(Sum);
 
+#[derive(Clone)]
 enum Sum {
     Sha256(Context),
     GitBlob(Context),

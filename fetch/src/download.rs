@@ -18,11 +18,11 @@ use std::{
         Arc, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use reqwest::{Response, StatusCode, header::CONTENT_RANGE};
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::timeout};
 
 use crate::{
     blob::{Blob, notes_path},
@@ -34,6 +34,7 @@ use crate::{
     progress::Progress,
     suppliers::{Giver, NotGiven, Stream, Suppliers},
     transport::Failure,
+    width::{self, LOOK_PAUSE},
 };
 
 /// How often a file is fetched whose hash is wrong.
@@ -54,8 +55,7 @@ pub(crate) struct Download {
 struct Round {
     download: Arc<Download>,
     blobs: Vec<Blob>,
-    /// Blob and chunk. As many files go side by side as there are connections, so that the bytes of each come in order, and those
-    /// who bring them can hash them.
+    /// Blob and chunk, in the order in which they are begun.
     chunks: Vec<(usize, usize)>,
     next_chunk: AtomicUsize,
     next_blob: AtomicUsize,
@@ -96,6 +96,15 @@ fn unique(files: &[RemoteFile]) -> Vec<RemoteFile> {
     files.iter().filter(|file| seen.insert(&file.digest)).cloned().collect()
 }
 
+/// File and chunk of files with so many chunks each. As many files go side by side as there are connections: the bytes of each come in
+/// order then, and who brings them can hash them.
+fn side_by_side(n_chunks: impl Iterator<Item = usize>, n_connections: usize) -> Vec<(usize, usize)> {
+    let chunks = n_chunks.enumerate().flat_map(|(file_idx, count)| (0..count).map(move |idx| (file_idx, idx)));
+    let mut chunks: Vec<(usize, usize)> = chunks.collect();
+    chunks.sort_by_key(|(file_idx, chunk_idx)| (file_idx / n_connections, *chunk_idx));
+    chunks
+}
+
 async fn round(download: &Arc<Download>, files: &[RemoteFile], is_given: bool) -> Result<Vec<Wrong>, FetchError> {
     let open = |file: &RemoteFile| {
         let is_given = is_given && file.digest.is_proof();
@@ -103,12 +112,8 @@ async fn round(download: &Arc<Download>, files: &[RemoteFile], is_given: bool) -
     };
     let blobs = files.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let n_connections = download.connections.max(1);
-    let chunks = blobs.iter().enumerate();
-    let chunks = chunks.flat_map(|(blob_idx, blob)| (0..blob.ledger().n_chunks()).map(move |idx| (blob_idx, idx)));
-    let mut chunks: Vec<(usize, usize)> = chunks.collect();
-    chunks.sort_by_key(|(blob_idx, chunk_idx)| (blob_idx / n_connections, *chunk_idx));
     let round = Arc::new(Round {
-        chunks,
+        chunks: side_by_side(blobs.iter().map(|blob| blob.ledger().n_chunks()), n_connections),
         download: download.clone(),
         next_chunk: AtomicUsize::new(0),
         next_blob: AtomicUsize::new(0),
@@ -133,17 +138,31 @@ async fn round(download: &Arc<Download>, files: &[RemoteFile], is_given: bool) -
 
 impl Round {
     async fn fetch_chunks(self: Arc<Self>) -> Result<(), FetchError> {
-        let mut connections = JoinSet::new();
-        for _ in 0..self.download.connections.clamp(1, self.chunks.len().max(1)) {
-            connections.spawn(self.clone().fetch_some());
-        }
-        while let Some(ended) = connections.join_next().await {
+        let mut most = self.download.connections.min(self.chunks.len());
+        let (mut connections, mut worked) = (JoinSet::new(), Duration::ZERO);
+        let mut wanted = width::at_first(most);
+        loop {
+            while connections.len() < wanted {
+                connections.spawn(self.clone().fetch_some());
+            }
+            let Ok(ended) = timeout(LOOK_PAUSE, connections.join_next()).await else {
+                let before = std::mem::replace(&mut worked, self.worked());
+                wanted = width::next(connections.len(), most, worked - before);
+                continue;
+            };
+            let Some(ended) = ended else { return Ok(()) };
             // Who hashes would wait for bytes that nobody brings.
             self.given_up.fetch_or(ended.is_err(), Ordering::SeqCst);
             // The others end with the set.
             ended.expect("fetching does not panic")?;
+            // Nothing is left for another one to begin.
+            (most, wanted) = (0, 0);
         }
-        Ok(())
+    }
+
+    /// How long connections have written and hashed, all together.
+    fn worked(&self) -> Duration {
+        self.blobs.iter().map(Blob::worked).sum()
     }
 
     async fn fetch_some(self: Arc<Self>) -> Result<(), FetchError> {
@@ -348,6 +367,14 @@ fn judge(status: StatusCode, range: &str, length: Option<u64>, (asked, size): (&
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn as_many_files_go_side_by_side_as_there_are_connections() {
+        let expected = [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (2, 0), (2, 1)];
+        assert_eq!(side_by_side([2, 3, 2].into_iter(), 2), expected);
+        assert_eq!(side_by_side([2, 0, 1].into_iter(), 1), [(0, 0), (0, 1), (2, 0)], "one after the other");
+        assert_eq!(side_by_side([2, 1].into_iter(), 8), [(0, 0), (1, 0), (0, 1)], "all of them");
+    }
 
     #[test]
     fn only_the_bytes_that_were_asked_for_are_written() {
