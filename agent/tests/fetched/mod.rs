@@ -8,6 +8,11 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
+/// The one way a test says that it cannot run here.
+#[path = "../../../tests/src/skip.rs"]
+#[expect(unreachable_pub, reason = "it is another crate's, too")]
+pub(crate) mod skip;
+
 /// Where tests keep what they fetch.
 pub(crate) fn cache() -> PathBuf {
     let home = || env::var_os("HOME").map_or_else(PathBuf::new, PathBuf::from).join(".cache");

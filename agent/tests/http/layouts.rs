@@ -68,11 +68,17 @@ fn checkpoint(settings: Value, files: &[(&str, &str)]) -> TempDir {
         json!({"bos_token": "<|begin|>", "eos_token": "<|end|>", "tokenizer_class": "PreTrainedTokenizerFast"});
     of_tokenizer.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
     fs::write(path("tokenizer_config.json"), of_tokenizer.to_string()).unwrap();
-    for (file, text) in files {
-        fs::create_dir_all(path(file).parent().unwrap()).unwrap();
-        fs::write(path(file), text).unwrap();
-    }
+    lay(folder.path(), files);
     folder
+}
+
+/// Writes these files, in folders of the folder where they are said to be.
+pub(crate) fn lay(folder: &Path, files: &[(&str, &str)]) {
+    for (file, text) in files {
+        let path = folder.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
 }
 
 pub(crate) fn with_tools(extra: Value) -> Value {
@@ -92,6 +98,21 @@ pub(crate) async fn prompt(agent: &Agent, body: Value) -> String {
     text["prompt"].as_str().unwrap().to_owned()
 }
 
+/// Has a tool called; the city that it was called with, and the prompt in which its result is shown.
+pub(crate) async fn call_a_tool(agent: &Agent) -> (String, String) {
+    let body = with_tools(json!({"tool_choice": "required", "parallel_tool_calls": false, "seed": 1}));
+    let (status, answer) = agent.post("/v1/chat/completions", body).await;
+    assert_eq!((status.as_u16(), &answer["choices"][0]["finish_reason"]), (200, &json!("tool_calls")), "{answer}");
+    let message = answer["choices"][0]["message"].clone();
+    let call = &message["tool_calls"][0]["function"];
+    let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+    let city = arguments["city"].as_str().unwrap().to_owned();
+    assert!(call["name"] == "weather_of" && ["Oslo", "Rome"].contains(&&*city), "{call}");
+    let result = json!({"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "rain"});
+    let turns = json!([{"role": "user", "content": "hi"}, message, result]);
+    (city, prompt(agent, with_tools(json!({"messages": turns}))).await)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hermes_3_calls_tools_by_the_template_it_is_shipped_with_for_them_in_either_layout() {
     let list = json!({"chat_template": [
@@ -105,21 +126,9 @@ async fn hermes_3_calls_tools_by_the_template_it_is_shipped_with_for_them_in_eit
         assert!(shown.contains("<tools> {\"type\": \"function\", \"function\": {\"name\": \"weather_of\""), "{shown}");
         assert!(shown.contains("weather_of(city: any)") && shown.ends_with("<|im_start|>assistant\n"), "{shown}");
 
-        let body = with_tools(json!({"tool_choice": "required", "parallel_tool_calls": false, "seed": 1}));
-        let (status, answer) = agent.post("/v1/chat/completions", body).await;
-        assert_eq!((status.as_u16(), &answer["choices"][0]["finish_reason"]), (200, &json!("tool_calls")), "{answer}");
-        let message = answer["choices"][0]["message"].clone();
-        let call = &message["tool_calls"][0]["function"];
-        let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
-        assert!(call["name"] == "weather_of" && [json!("Oslo"), json!("Rome")].contains(&arguments["city"]), "{call}");
-
-        let result = json!({"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "rain"});
-        let turns = json!([{"role": "user", "content": "hi"}, message, result]);
-        let later = prompt(&agent, with_tools(json!({"messages": turns}))).await;
-        let called = format!(
-            "<tool_call>\n{{\"name\": \"weather_of\", \"arguments\": {{\"city\": {}}}}}\n</tool_call>",
-            arguments["city"]
-        );
+        let (city, later) = call_a_tool(&agent).await;
+        let called =
+            format!("<tool_call>\n{{\"name\": \"weather_of\", \"arguments\": {{\"city\": \"{city}\"}}}}\n</tool_call>");
         assert!(later.contains(&called) && later.contains("<tool_response>\nrain\n</tool_response>"), "{later}");
     }
 }

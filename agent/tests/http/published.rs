@@ -8,8 +8,8 @@ use tempfile::TempDir;
 
 use crate::{
     agent::{Agent, chat},
-    fetched::fetched,
-    layouts::{prompt, with_tools},
+    fetched::{fetched, skip::skip},
+    layouts::{call_a_tool, lay, prompt, with_tools},
 };
 
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
@@ -31,15 +31,11 @@ const TOOLS_FOR_GEMMA: &str = r#"{{- bos_token }}
 {%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{%- endif %}
 "#;
 
-/// A template as it is published; `None`, and why is printed, where there is no way to it.
-fn published(name: &str) -> Option<String> {
-    match fetched() {
-        Ok(directory) => Some(fs::read_to_string(directory.join(format!("{name}.jinja"))).unwrap()),
-        Err(reason) => {
-            println!("skipped: no published templates: {reason}");
-            None
-        }
-    }
+/// A template as it is published; `None`, and it is said why, where there is no way to it.
+fn published(test: &str, name: &str) -> Option<String> {
+    let directory =
+        fetched().inspect_err(|reason| skip(test, &format!("no chat templates from PyPI: {reason}"))).ok()?;
+    Some(fs::read_to_string(directory.join(format!("{name}.jinja"))).unwrap())
 }
 
 /// What a publisher says of a model, at sizes for which a test has time. The vocabulary is ember's.
@@ -114,31 +110,14 @@ fn checkpoint(config: &Value, files: &[(&str, &str)]) -> TempDir {
     fs::write(path("config.json"), config.to_string()).unwrap();
     fs::write(path("tokenizer_config.json"), json!({"bos_token": "<|begin|>", "eos_token": "<|end|>"}).to_string())
         .unwrap();
-    for (file, text) in files {
-        fs::create_dir_all(path(file).parent().unwrap()).unwrap();
-        fs::write(path(file), text).unwrap();
-    }
+    lay(folder.path(), files);
     folder
-}
-
-/// Has a tool called, and returns the city that it was called with and the prompt in which its result is shown.
-async fn call_a_tool(agent: &Agent) -> (String, String) {
-    let body = with_tools(json!({"tool_choice": "required", "parallel_tool_calls": false, "seed": 1}));
-    let (status, answer) = agent.post("/v1/chat/completions", body).await;
-    assert_eq!((status.as_u16(), &answer["choices"][0]["finish_reason"]), (200, &json!("tool_calls")), "{answer}");
-    let message = answer["choices"][0]["message"].clone();
-    let call = &message["tool_calls"][0]["function"];
-    let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
-    let city = arguments["city"].as_str().unwrap().to_owned();
-    assert!(call["name"] == "weather_of" && ["Oslo", "Rome"].contains(&&*city), "{call}");
-    let result = json!({"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "rain"});
-    let turns = json!([{"role": "user", "content": "hi"}, message, result]);
-    (city, prompt(agent, with_tools(json!({"messages": turns}))).await)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn qwen3_coder_calls_a_tool_in_the_form_of_its_template() {
-    let Some(template) = published("xinference-Qwen3-Coder") else { return };
+    const NAME: &str = "qwen3_coder_calls_a_tool_in_the_form_of_its_template";
+    let Some(template) = published(NAME, "xinference-Qwen3-Coder") else { return };
     let config = config("qwen3-8b.json", &json!({"num_hidden_layers": 2}));
     let folder = checkpoint(&config, &[("chat_template.jinja", &template)]);
     let agent = Agent::of_folder(folder.path());
@@ -153,7 +132,8 @@ async fn qwen3_coder_calls_a_tool_in_the_form_of_its_template() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gemma_3_calls_a_tool_once_a_template_shows_it_tools() {
-    let Some(template) = published("axolotl-gemma3") else { return };
+    const NAME: &str = "gemma_3_calls_a_tool_once_a_template_shows_it_tools";
+    let Some(template) = published(NAME, "axolotl-gemma3") else { return };
     // Six layers see a window and one sees all, as its layers do.
     let config = config("gemma-3-1b.json", &json!({"num_hidden_layers": 7, "query_pre_attn_scalar": 32}));
     let own = ("chat_template.jinja", &*template);
