@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use stoker_cluster::{
     BackoffLimits, ClusterError, ControlPlane, ControlPlaneOptions, Controllers, NodeOptions, ProcessNode, ServiceProxy,
@@ -200,6 +201,15 @@ pub fn built(name: &str) -> PathBuf {
     // A test lies in `target/PROFILE/deps`, a program in `target/PROFILE`.
     let found = own.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|path| path.is_file());
     found.unwrap_or_else(|| panic!("no {name} near {}; build it with: cargo build --bin {name}", own.display()))
+}
+
+/// A program that `tools/kube/build.sh` built, or how to build it.
+pub fn of_go(name: &str) -> Result<PathBuf> {
+    let build = concat!(env!("CARGO_MANIFEST_DIR"), "/../tools/kube/build.sh");
+    let output = Command::new(build).args(["--where", name]).output().context("tools/kube/build.sh")?;
+    let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+    ensure!(path.is_file(), "no {name}; build it with: tools/kube/build.sh {name}");
+    Ok(path)
 }
 
 #[cfg(test)]

@@ -9,13 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, anyhow, ensure};
 use k8s_openapi::ByteString;
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use serde_json::{Value, json};
 use stoker_cluster::Keeper;
 
-use crate::cluster::TestCluster;
+use crate::cluster::{TestCluster, of_go};
 
 /// Until its webhook listens.
 const STARTED_WITHIN: Duration = Duration::from_secs(60);
@@ -23,11 +23,11 @@ const STARTED_WITHIN: Duration = Duration::from_secs(60);
 const IN_ITS_OWN_ETC: &str =
     r#"mount -t tmpfs none /etc && mkdir -p /etc/kueue/metrics && cp -r "$0" /etc/kueue/metrics/certs && exec "$@""#;
 
-/// See the module. It stops when it is dropped.
+/// See the module. It stops when it is dropped: its keeper kills it.
 pub struct Kueue {
     child: Child,
-    home: tempfile::TempDir,
     _keeper: Keeper,
+    home: tempfile::TempDir,
 }
 
 impl Kueue {
@@ -95,14 +95,6 @@ impl Kueue {
     }
 }
 
-impl Drop for Kueue {
-    fn drop(&mut self) {
-        // It may have ended by itself, which is as good.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn apply(cluster: &TestCluster, path: &Path) -> Result<()> {
     let applied = cluster.try_kubectl(&["apply", "--server-side", "--force-conflicts", "-f", &path.to_string_lossy()]);
     applied.map(drop).map_err(|complaint| anyhow!("kubectl apply: {complaint}"))
@@ -110,11 +102,8 @@ fn apply(cluster: &TestCluster, path: &Path) -> Result<()> {
 
 /// The program and its kinds, or why it cannot be run here.
 pub fn program() -> Result<(PathBuf, PathBuf)> {
-    let build = concat!(env!("CARGO_MANIFEST_DIR"), "/../tools/kube/build.sh");
-    let output = Command::new(build).args(["--where", "kueue"]).output().context("tools/kube/build.sh")?;
-    let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+    let path = of_go("kueue")?;
     let kinds = path.with_file_name("kinds.yaml");
-    ensure!(path.is_file() && kinds.is_file(), "no Kueue; build it with: tools/kube/build.sh kueue");
     let may_mount = Command::new("unshare").args(["--mount", "mount", "-t", "tmpfs", "none", "/etc"]).output();
     ensure!(may_mount.is_ok_and(|output| output.status.success()), "no right to a file system of its own, as root has");
     Ok((path, kinds))

@@ -3,16 +3,16 @@
 use std::{
     fs,
     io::{BufRead, BufReader},
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    path::Path,
+    process::{Child, Stdio},
     thread::spawn,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use stoker_cluster::Keeper;
 
-use crate::{middle::Middle, talk::Talk};
+use crate::{cluster::of_go, middle::Middle, talk::Talk};
 
 /// What its client needs.
 const REQUIREMENTS: &str = include_str!("../clients/registry-requirements.txt");
@@ -149,7 +149,7 @@ fn serve(keeper: &Keeper, home: &Path, name: &str, more: &Value) -> Result<Serve
     more.iter().for_each(|(name, value)| settings[name] = value.clone());
     let path = home.join(format!("{name}.yml"));
     fs::write(&path, serde_norway::to_string(&settings)?)?;
-    let mut command = keeper.command(&program()?)?;
+    let mut command = keeper.command(&of_go("registry")?)?;
     let mut child = command.arg("serve").arg(&path).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
     let mut lines = BufReader::new(child.stderr.take().context("a pipe")?).lines();
     let listens = |line: String| line.split_once("listening on ")?.1.split('"').next().map(str::to_owned);
@@ -158,12 +158,4 @@ fn serve(keeper: &Keeper, home: &Path, name: &str, more: &Value) -> Result<Serve
     // Nobody reads the rest, and it must not wait for that.
     spawn(move || lines.for_each(drop));
     Ok(Server { child, address })
-}
-
-fn program() -> Result<PathBuf> {
-    let build = concat!(env!("CARGO_MANIFEST_DIR"), "/../tools/kube/build.sh");
-    let output = Command::new(build).args(["--where", "registry"]).output().context("tools/kube/build.sh")?;
-    let path = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
-    ensure!(path.is_file(), "no registry; build it with: tools/kube/build.sh registry");
-    Ok(path)
 }

@@ -23,7 +23,7 @@ use kube::{
 };
 use stoker_cluster::{ControlPlane, ControlPlaneOptions};
 use stoker_operator::peers::Peers;
-use stoker_tests::skip::skip;
+use stoker_tests::{cluster::of_go, skip::skip};
 
 const IMAGES: [&str; 2] =
     ["image.repository=registry.example/stoker-operator", "agent.image.repository=registry.example/stoker-agent"];
@@ -68,17 +68,12 @@ fn repository() -> PathBuf {
 }
 
 fn helm() -> PathBuf {
-    let where_is = Command::new(repository().join("tools/kube/build.sh")).args(["--where", "helm"]).output().unwrap();
-    PathBuf::from(String::from_utf8(where_is.stdout).unwrap().trim())
+    of_go("helm").unwrap()
 }
 
 /// Helm takes more than a minute to build and only this file needs it; `make chart-check` builds it first.
 fn cannot_run(test: &str) -> bool {
-    let missing = !helm().is_file();
-    if missing {
-        skip(test, "no helm; build it with: tools/kube/build.sh helm");
-    }
-    missing
+    of_go("helm").inspect_err(|reason| skip(test, &format!("{reason:#}"))).is_err()
 }
 
 fn template(values: &[&str]) -> Output {

@@ -23,6 +23,7 @@ use stoker_tests::{
     operator::{NAMESPACE, Rig, serves},
     resumes::{Case, cases},
 };
+use tokio::time::timeout;
 
 const SOON: Duration = Duration::from_secs(40);
 /// 12 s until the node counts as lost, 30 s of patience of the pods, and a slow machine.
@@ -81,7 +82,7 @@ fn streams_of_a_lost_node_go_on_on_another() {
     // One replica takes all of it, so that the second goes elsewhere.
     let rig = rig("1");
     rig.cluster.node.add_image(IMAGE, agent::binary().unwrap());
-    let gateway = GatewayProcess::start(&rig.operator.url(), &["--stall", "1"]).unwrap();
+    let gateway = GatewayProcess::start(&rig.operator.url(), &[]).unwrap();
     let spec = json!({
         "model": {"source": "builtin://ember", "servedNames": ["ember"]}, "replicas": 1, "resources": {"cpu": 1},
         "pod": {"image": IMAGE}, "engine": {"threads": 1}, "drain": {"withdrawSeconds": 0, "deadlineSeconds": 5},
@@ -114,7 +115,8 @@ fn streams_of_a_lost_node_go_on_on_another() {
     rig.cluster.node.fall_silent();
 
     for ((stream, case), expected) in streams.into_iter().zip(&cases).zip(&expected) {
-        let said = rig.block_on(stream).unwrap();
+        let said = rig.block_on(async { timeout(REPLACED_WITHIN, stream).await });
+        let said = said.unwrap_or_else(|_| panic!("{} does not end\n{}", case.name, gateway.log())).unwrap();
         let said = said.unwrap_or_else(|error| panic!("{}: {error:#}\n{}", case.name, gateway.log()));
         assert_eq!(&said, expected, "{}", case.name);
     }

@@ -29,7 +29,7 @@ struct Args {
 
 /// GPUs of the first node; a replica has one.
 const GPUS: u32 = 5;
-const WITHIN: Duration = Duration::from_secs(900);
+const WITHIN: Duration = Duration::from_secs(300);
 /// Clients at least, and one a replica; each has a stream at a time, of so many seconds.
 const CLIENTS: u32 = 8;
 const STREAM_SECONDS: u32 = 2;
