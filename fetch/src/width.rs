@@ -20,7 +20,8 @@ pub(crate) fn at_first(most: usize) -> usize {
 /// Of `most`, after `open` connections together have worked for `worked` in a pause.
 pub(crate) fn next(open: usize, most: usize, worked: Duration) -> usize {
     let is_busy = worked.as_secs_f64() >= BUSY * open as f64 * LOOK_PAUSE.as_secs_f64();
-    if is_busy { open } else { (2 * open).clamp(1, most.max(1)) }
+    let next = if is_busy { open } else { 2 * open };
+    next.clamp(1, most.max(1))
 }
 
 #[cfg(test)]
