@@ -42,8 +42,6 @@ pub(crate) struct Blob {
     /// More of it is there.
     grown: Condvar,
     hashing: Hashing,
-    /// Nanoseconds that those who brought bytes wrote and hashed them.
-    worked: AtomicU64,
     /// The other server that we were sent to, as long as that answers.
     pub(crate) location: Mutex<Option<Url>>,
     /// Held by the one connection that brings all of it, if the server knows no ranges.
@@ -157,7 +155,6 @@ impl Blob {
             ledger: Mutex::new(ledger),
             grown: Condvar::new(),
             hashing: Hashing::new(&remote.digest, remote.size),
-            worked: AtomicU64::new(0),
             location: Mutex::new(None),
             whole: tokio::sync::Mutex::new(()),
             writers,
@@ -271,16 +268,9 @@ impl Blob {
     }
 
     fn write(&self, bytes: &[u8], at: u64) -> Result<(), FetchError> {
-        let begun = Instant::now();
         self.file.write_all_at(bytes, at).map_err(self.write_error())?;
         self.hashing.offer(bytes, at);
-        self.worked.fetch_add(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);
         Ok(())
-    }
-
-    /// How long those who brought bytes wrote and hashed them.
-    pub(crate) fn worked(&self) -> Duration {
-        Duration::from_nanos(self.worked.load(Ordering::Relaxed))
     }
 
     /// The bytes are written; now it is said that they are.

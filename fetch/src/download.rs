@@ -18,11 +18,11 @@ use std::{
         Arc, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use reqwest::{Response, StatusCode, header::CONTENT_RANGE};
-use tokio::{task::JoinSet, time::timeout};
+use tokio::task::JoinSet;
 
 use crate::{
     blob::{Blob, notes_path},
@@ -34,7 +34,6 @@ use crate::{
     progress::Progress,
     suppliers::{Giver, NotGiven, Stream, Suppliers},
     transport::Failure,
-    width::{self, LOOK_PAUSE},
 };
 
 /// How often a file is fetched whose hash is wrong.
@@ -138,31 +137,17 @@ async fn round(download: &Arc<Download>, files: &[RemoteFile], is_given: bool) -
 
 impl Round {
     async fn fetch_chunks(self: Arc<Self>) -> Result<(), FetchError> {
-        let mut most = self.download.connections.min(self.chunks.len());
-        let (mut connections, mut worked) = (JoinSet::new(), Duration::ZERO);
-        let mut wanted = width::at_first(most);
-        loop {
-            while connections.len() < wanted {
-                connections.spawn(self.clone().fetch_some());
-            }
-            let Ok(ended) = timeout(LOOK_PAUSE, connections.join_next()).await else {
-                let before = std::mem::replace(&mut worked, self.worked());
-                wanted = width::next(connections.len(), most, worked - before);
-                continue;
-            };
-            let Some(ended) = ended else { return Ok(()) };
+        let mut connections = JoinSet::new();
+        for _ in 0..self.download.connections.clamp(1, self.chunks.len().max(1)) {
+            connections.spawn(self.clone().fetch_some());
+        }
+        while let Some(ended) = connections.join_next().await {
             // Who hashes would wait for bytes that nobody brings.
             self.given_up.fetch_or(ended.is_err(), Ordering::SeqCst);
             // The others end with the set.
             ended.expect("fetching does not panic")?;
-            // Nothing is left for another one to begin.
-            (most, wanted) = (0, 0);
         }
-    }
-
-    /// How long connections have written and hashed, all together.
-    fn worked(&self) -> Duration {
-        self.blobs.iter().map(Blob::worked).sum()
+        Ok(())
     }
 
     async fn fetch_some(self: Arc<Self>) -> Result<(), FetchError> {

@@ -3,7 +3,7 @@
 //!
 //! Decisions are plain functions over values: [`choose`] picks files, [`ledger`] knows which bytes are there, [`supply`] says who is asked for
 //! the next ones, [`evict`] picks what goes, [`backoff`] says how long to wait. [`origin`] speaks with servers, one file for each kind,
-//! [`suppliers`] with replicas, [`download`] brings bytes (a file's own are `blob.rs`'s, how many connections there are is `width.rs`'s), [`shelf`] is what may be given to others, [`cache`] owns the directory,
+//! [`suppliers`] with replicas, [`download`] brings bytes (a file's own are `blob.rs`'s), [`shelf`] is what may be given to others, [`cache`] owns the directory,
 //! [`resident`] keeps files of it in memory. Nothing here knows Kubernetes, an engine or a command line.
 
 #![deny(unsafe_code)]
@@ -28,7 +28,6 @@ pub mod suppliers;
 pub mod supply;
 mod transport;
 mod unpack;
-mod width;
 
 pub use self::{
     error::FetchError,
