@@ -8,7 +8,8 @@
 //! first      [ block 0 ][ block 1 ][ ... t | generated     the prompt ends with t
 //! follows      shared     shared   [ copy ] t              t is computed again, for its logits
 //! ```
-//! A copy is of what was there before the step: all copies of a step are made before anything is computed. Where the executor copies
+//! A copy is of what was there before the step: all copies of a step are made before anything is computed. It is taken from who had
+//! all its tokens but the newest by then: blocks of others may be copied into in the same step, or exchanged for ones that are computed in it. Where the executor copies
 //! nothing, the tokens of that block are computed again.
 
 use super::{SchedLimits, prefix};
@@ -64,14 +65,19 @@ fn turn_at_end(running: &[Sequence], idx: usize, end: usize, limits: &SchedLimit
     let sequence = &running[idx];
     let block = end / BLOCK_TOKENS;
     let has_it = |other: usize| other != idx && begins_alike(&running[other], sequence, end, limits);
-    let source = (0..running.len()).find(|other| has_it(*other) && running[*other].n_settled >= end);
+    let is_there = |other: &Sequence| other.n_settled >= end.max(other.tokens.len() - 1);
+    let source = (0..running.len()).find(|other| has_it(*other) && is_there(&running[*other]));
     if let Some(other) = source {
         let block_of = |sequence: &Sequence| -> BlockId { sequence.table.blocks()[block] };
         let copy = BlockCopy { from: block_of(&running[other]), to: block_of(sequence) };
         return Turn::Copies { copy, n_tokens: end };
     }
-    let computes = |other: usize| running[other].computed >= end || is_amid_prompt(&running[other]);
-    if (0..idx).any(|other| has_it(other) && computes(other)) { Turn::Follows } else { Turn::Computes }
+    // It is there soon where a prompt ends in that block, or has just ended.
+    let is_there_soon = |other: &Sequence| match is_amid_prompt(other) {
+        true => (other.tokens.len() - 1) / BLOCK_TOKENS == block,
+        false => other.computed >= end,
+    };
+    if (0..idx).any(|other| has_it(other) && is_there_soon(&running[other])) { Turn::Follows } else { Turn::Computes }
 }
 
 /// Whether two sequences that stay have the same first `end` tokens, and those of the first may be the second's.

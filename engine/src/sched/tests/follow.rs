@@ -4,7 +4,10 @@ use std::{ops::Range, sync::Arc};
 
 use proptest::prelude::*;
 
-use super::{device::Machine, limits, request, shape};
+use super::{
+    device::{self, Machine},
+    limits, request, shape,
+};
 use crate::{
     kv::BLOCK_TOKENS,
     request::{FinishReason, Request, RequestId, TokenId},
@@ -96,6 +99,26 @@ fn who_comes_later_copies_the_end_of_its_prompt_from_one_that_goes_on() {
     machine.state.submit(RequestId(5), Arc::new(other));
     let (plan, _) = machine.step();
     assert_eq!(shape(&plan)[3..], [(4, 9, 1), (5, 0, 10)], "nobody copies what it may not know");
+}
+
+#[test]
+fn nothing_is_copied_from_a_block_that_is_copied_into() {
+    let mut machine = machine(SchedLimits { prefill_share: 2, ..roomy() });
+    let first = request(33, 30);
+    let all = [&*first.prompt, &*device::completion(&first, &roomy())].concat();
+    let begins = |n: usize, priority: i32| Request { prompt: all[..n].to_vec(), priority, ..Request::clone(&first) };
+    machine.state.submit(RequestId(1), Arc::clone(&first));
+    (0..12).for_each(|_| drop(machine.step()));
+    // It generates what the second has to read, and is overtaken by nobody who reads two tokens a step.
+    machine.state.submit(RequestId(2), Arc::new(begins(47, -1)));
+    assert_eq!(shape(&machine.step().0), [(1, 44, 1), (2, 32, 2)]);
+    assert_eq!(shape(&machine.step().0), [(1, 45, 1), (2, 34, 2)]);
+    machine.state.submit(RequestId(3), Arc::new(begins(35, 0)));
+    let (plan, _) = machine.step();
+    assert_eq!(shape(&plan), [(1, 46, 1), (2, 46, 1), (3, 34, 1)]);
+    let furthest = machine.state.running.iter().find(|sequence| sequence.id == RequestId(1)).unwrap();
+    let from: Vec<_> = plan.copies.iter().map(|copy| copy.from).collect();
+    assert_eq!(from, [furthest.table.blocks()[2]; 2], "though the second has the beginning, too");
 }
 
 #[test]
