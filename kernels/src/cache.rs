@@ -35,10 +35,10 @@ impl LayerCache {
     /// `n_values` keys and as many values, all zero, of scales of one.
     pub fn zeros(device: &Device, format: KvFormat, n_values: usize, heads: Heads) -> Result<Self, KernelError> {
         Ok(match format {
-            KvFormat::Bf16 => Self::Bf16 { k: device.large_zeros(n_values)?, v: device.large_zeros(n_values)? },
+            KvFormat::Bf16 => Self::Bf16 { k: device.own_zeros(n_values)?, v: device.own_zeros(n_values)? },
             KvFormat::E4m3 => {
                 let scales = device.holding(&vec![1.0; 2 * heads.n_kv])?;
-                Self::E4m3 { k: device.large_zeros(n_values)?, v: device.large_zeros(n_values)?, scales }
+                Self::E4m3 { k: device.own_zeros(n_values)?, v: device.own_zeros(n_values)?, scales }
             }
         })
     }

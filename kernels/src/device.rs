@@ -13,6 +13,9 @@ use crate::error::KernelError;
 /// The CUDA version that kernels and bindings are made for.
 const DRIVER_VERSION_MIN: i32 = 13_000;
 
+/// A buffer of so many bytes is large. The driver gives memory in pieces of 2 MiB, and less is lost of one the larger it is.
+const LARGE_BYTES: usize = 32 << 20;
+
 /// An opened GPU.
 #[derive(Clone, Debug)]
 pub struct Device {
@@ -129,19 +132,27 @@ impl Device {
         self.stream.alloc_zeros(len).map_err(KernelError::driver("allocate device memory"))
     }
 
-    /// A large buffer of zeros that no other GPU reads, outside of the pool: the driver maps 96 GB of a pool in 137 ms, and of these in 11
-    /// (64 buffers, an H200).
-    pub fn large_zeros<T: DeviceRepr + ValidAsZeroBits>(&self, len: usize) -> Result<CudaSlice<T>, KernelError> {
+    /// A buffer of zeros that no other GPU reads; see [`Self::own_unset`].
+    pub fn own_zeros<T: DeviceRepr + ValidAsZeroBits>(&self, len: usize) -> Result<CudaSlice<T>, KernelError> {
+        let mut zeros = self.own_unset(len)?;
+        self.stream.memset_zeros(&mut zeros).map_err(KernelError::driver("allocate device memory"))?;
+        Ok(zeros)
+    }
+
+    /// A buffer whose every value is written before it is read, and that no other GPU reads. A large one lies outside of the pool, which is
+    /// mapped for all GPUs of a group: the driver maps 96 GB of a pool in 137 ms, and of these in 11 (64 buffers, one H200).
+    pub fn own_unset<T: DeviceRepr + ValidAsZeroBits>(&self, len: usize) -> Result<CudaSlice<T>, KernelError> {
+        if len * size_of::<T>() < LARGE_BYTES {
+            return self.unset(len);
+        }
         let failed = KernelError::driver("allocate device memory");
         self.context.bind_to_thread().map_err(&failed)?;
-        // SAFETY: memory of as many values, which nobody else has; it is written below, and freed by its owner as the pool's is, which
-        // the driver takes.
-        let mut zeros = unsafe {
+        // SAFETY: memory of as many numbers, of which any bits are some, and which nobody else has; it is freed by its owner as the
+        // pool's is, which the driver takes.
+        unsafe {
             let address = result::malloc_sync(len * size_of::<T>()).map_err(&failed)?;
-            self.stream.upgrade_device_ptr::<T>(address, len)
-        };
-        self.stream.memset_zeros(&mut zeros).map_err(&failed)?;
-        Ok(zeros)
+            Ok(self.stream.upgrade_device_ptr::<T>(address, len))
+        }
     }
 
     /// A buffer whose every value is written before it is read.

@@ -264,7 +264,8 @@ impl Int4Matrix {
 
     /// Codes of zeros, and groups of nothing yet: both are uploaded to [`Self::words_mut`].
     pub fn awaited(device: &Device, layout: Int4Layout) -> Result<Self, KernelError> {
-        Ok(Self { layout, codes: device.zeros(layout.n_code_words())?, groups: device.unset(layout.n_group_words())? })
+        let codes = device.own_zeros(layout.n_code_words())?;
+        Ok(Self { layout, codes, groups: device.own_unset(layout.n_group_words())? })
     }
 
     /// Where its codes lie, and its groups.

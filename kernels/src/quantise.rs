@@ -129,7 +129,7 @@ impl QuantisedRows {
 
     /// With these scales, for so many numbers that are to be brought there.
     pub fn with_scales(device: &Device, n_values: usize, scales: &[f32]) -> Result<Self, KernelError> {
-        Ok(Self { values: device.unset(n_values)?, scales: device.holding(scales)?, sums: device.zeros(0)? })
+        Ok(Self { values: device.own_unset(n_values)?, scales: device.holding(scales)?, sums: device.zeros(0)? })
     }
 
     /// The numbers' bytes two by two, for who moves bytes and knows bf16 only.

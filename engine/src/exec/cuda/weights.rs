@@ -279,7 +279,7 @@ pub(super) fn load(
                 progress(n_done as f32 / n_values as f32);
                 Projection::Bf16(made)
             }
-            Way::Stored => Projection::Bf16(kernels.device().unset(slot.len())?),
+            Way::Stored => Projection::Bf16(kernels.device().own_unset(slot.len())?),
         });
     }
     let first = n_done as f32 / n_values as f32;
