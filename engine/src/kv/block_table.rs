@@ -46,6 +46,13 @@ impl BlockTable {
         pool.release(std::mem::replace(&mut self.blocks[idx], block));
     }
 
+    /// Takes a fresh block in the place of one that others hold, too, and gives that one back.
+    pub fn renew(&mut self, idx: usize, pool: &mut BlockPool) -> Result<(), NoFreeBlock> {
+        let fresh = pool.take().ok_or(NoFreeBlock)?;
+        pool.release(std::mem::replace(&mut self.blocks[idx], fresh));
+        Ok(())
+    }
+
     /// Gives every block back.
     pub fn release(&mut self, pool: &mut BlockPool) {
         // From the end: the last-in-first-out pool hands the earliest block out first again, and of a cached prefix the
@@ -82,5 +89,9 @@ mod tests {
         other.exchange(0, one.blocks()[0], &mut pool);
         assert_eq!(other.blocks(), [one.blocks()[0], kept]);
         assert_eq!((pool.refs(one.blocks()[0]), pool.refs(given), pool.n_free()), (2, 0, 1));
+        assert_eq!(other.renew(0, &mut pool), Ok(()));
+        assert_eq!((other.blocks(), pool.refs(one.blocks()[0])), (&[given, kept][..], 1));
+        assert_eq!(other.renew(0, &mut pool), Err(NoFreeBlock));
+        assert_eq!(other.blocks(), [given, kept], "nothing was taken");
     }
 }

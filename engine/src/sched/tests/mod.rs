@@ -155,16 +155,28 @@ fn told(effects: &StepEffects) -> Vec<(u64, u32)> {
 }
 
 #[test]
-fn a_draw_whose_block_another_one_holds_cannot_be_put_off() {
-    let limits = SchedLimits { prefix_caching: true, ..limits() };
-    let mut machine = Machine::new(8, limits, 1);
-    machine.state.submit(RequestId(1), request(16, 4));
-    machine.state.submit(RequestId(2), request(17, 4));
-    let mut plan = machine.launch();
-    assert_eq!(shape(&plan), [(1, 0, 16), (2, 16, 1)], "the second one found the first one's block");
-    assert!(!put_off(&mut machine.state, &mut plan, RequestId(1)));
-    assert!(put_off(&mut machine.state, &mut plan, RequestId(2)));
-    machine.state.check(&machine.limits);
+fn who_has_a_block_in_common_is_put_off_with_one_of_its_own() {
+    for (n_blocks, copies_blocks, again) in [(8, false, (1, 0, 16)), (8, true, (1, 15, 1)), (3, false, (1, 16, 1))] {
+        let limits = SchedLimits { prefix_caching: true, copies_blocks, ..limits() };
+        let mut machine = Machine::new(n_blocks, limits, 1);
+        machine.state.submit(RequestId(1), request(16, 4));
+        machine.state.submit(RequestId(2), request(17, 4));
+        let mut plan = machine.launch();
+        assert_eq!(shape(&plan), [(1, 0, 16), (2, 16, 1)], "the second one found the first one's block");
+        let found = machine.state.running[1].table.blocks()[0];
+        let last = (n_blocks == 3).then(|| machine.state.pool.take().expect("one is left"));
+        let is_put_off = put_off(&mut machine.state, &mut plan, RequestId(1));
+        assert_eq!(is_put_off, last.is_none(), "there has to be a block");
+        last.into_iter().for_each(|block| machine.state.pool.release(block));
+        machine.state.check(&machine.limits);
+        let output = StepOutput { sampled: [7, 8].map(|token| Sampled::Token { token, logprobs: None }).to_vec() };
+        let effects = resolve(&mut machine.state, plan, output, &machine.limits);
+        assert_eq!(effects.tokens.len(), if is_put_off { 1 } else { 2 });
+        assert_eq!(machine.state.running[1].table.blocks()[0], found, "which it keeps");
+        machine.state.note_masks(|_| true);
+        let planned = shape(&schedule(&mut machine.state, &machine.limits));
+        assert_eq!(planned.into_iter().find(|(id, ..)| *id == 1), Some(again));
+    }
 }
 
 #[test]
