@@ -9,8 +9,8 @@
 //! follows      shared     shared   [ copy ] t              t is computed again, for its logits
 //! ```
 //! A copy is of what was there before the step: all copies of a step are made before anything is computed. It is taken from who had
-//! all its tokens but the newest by then: blocks of others may be copied into in the same step, or exchanged for ones that are computed in it. Where the executor copies
-//! nothing, the tokens of that block are computed again.
+//! all its tokens but the newest by then: blocks of others may be copied into in the same step, or exchanged for ones that are computed in
+//! it. Where the executor copies nothing, the tokens of that block are computed again.
 
 use super::{SchedLimits, prefix};
 use crate::{

@@ -279,6 +279,10 @@ pub(super) fn load(
                 progress(n_done as f32 / n_values as f32);
                 Projection::Bf16(made)
             }
+            // What is quantised on arrival is freed matrix by matrix, and of the pool what it leaves is there for the next one at once.
+            Way::Stored if slot.is_projection && shape.projections == WeightFormat::E4m3 => {
+                Projection::Bf16(kernels.device().unset(slot.len())?)
+            }
             Way::Stored => Projection::Bf16(kernels.device().own_unset(slot.len())?),
         });
     }

@@ -12,7 +12,7 @@ use stoker_kernels::{
     int4::{GroupSize, ScaleFormat, group_word},
 };
 
-use super::{field, found::Found, words_of};
+use super::{field, found::Found, taken_from_words, words_of};
 use crate::model::{spec::WeightSlice, tensor::Tensor};
 
 /// Scales and zero points of a rank's share of a projection in four bits, where they are stored.
@@ -42,7 +42,7 @@ enum ZeroPoints<'a> {
         /// From eight rows to the next, and from a column.
         strides: [usize; 2],
         order: CodeOrder,
-        /// What words lack.
+        /// See [`taken_from_words`].
         add: u32,
     },
 }
@@ -101,13 +101,8 @@ impl<'a> ZeroPoints<'a> {
         let Some(tensor) = stored.get(PartKind::ZeroPoints) else {
             return Self::Alike(if let Codes::Packed(bits) = scheme.codes { bits.half() as u8 } else { 0 });
         };
-        let add = match scheme.codes {
-            // The library adds to whole words, and what it took from them may have been borrowed from the next place.
-            Codes::Gptq { bits, zeros_less_one: true } => bits.ones(),
-            _ => 0,
-        };
         let strides = if scheme.is_by_inputs() { [1, n_rows.div_ceil(8)] } else { [n_columns, 1] };
-        Self::Words { bytes: tensor.bytes(), strides, order: code_order(scheme), add }
+        Self::Words { bytes: tensor.bytes(), strides, order: code_order(scheme), add: taken_from_words(scheme) }
     }
 
     /// What knows those of a row of the grid by their columns.

@@ -8,6 +8,7 @@ mod scales;
 pub(super) mod tests;
 mod weight;
 
+use stoker_fit::model::quantization::{Codes, Scheme};
 use stoker_kernels::code_words::WORD_BYTES;
 
 pub(super) use found::Place;
@@ -24,4 +25,13 @@ fn words_of(bytes: &[u8]) -> impl Iterator<Item = u32> {
 /// The code at place `idx` of a word.
 fn field(word: u32, idx: usize, bits: usize) -> i32 {
     (word >> (idx * bits) & ((1 << bits) - 1)) as i32
+}
+
+/// What was taken from words of zero points before they were stored. GPTQ's library adds it to whole words, as what it took may have been
+/// borrowed from the next place.
+fn taken_from_words(scheme: &Scheme) -> u32 {
+    match scheme.codes {
+        Codes::Gptq { bits, zeros_less_one: true } => bits.ones(),
+        _ => 0,
+    }
 }

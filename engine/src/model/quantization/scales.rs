@@ -14,7 +14,7 @@ use stoker_kernels::{code_words::place_of_awq, codes};
 use super::{
     BLOCK, field,
     found::{Found, refused},
-    words_of,
+    taken_from_words, words_of,
 };
 use crate::model::{ModelError, tensor::Tensor};
 
@@ -30,7 +30,7 @@ pub(super) struct Scales {
     /// As many zero points, or none.
     pub(super) zero_points: Vec<f32>,
     /// Which column of the grid each input has.
-    pub(super) column_of: Vec<u32>,
+    column_of: Vec<u32>,
 }
 
 impl Scales {
@@ -41,7 +41,7 @@ impl Scales {
             true => transposed(&values, [n_columns, n_rows]),
             false => values,
         };
-        let scales = found.get(PartKind::Scales).expect("scales are needed");
+        let scales = found.scales();
         let values = match scheme.codes {
             Codes::Levels => scales_of_levels(scheme, shape, found, scales)?,
             _ => in_rows(finite(scales)?),
@@ -167,11 +167,9 @@ fn zero_points(scheme: &Scheme, tensor: &Tensor, [n_rows, n_columns]: [usize; 2]
             let word = words[row / bits.per_word() * n_columns + column];
             field(word, row % bits.per_word(), bits.n()) - bits.half()
         }
-        Codes::Gptq { bits, zeros_less_one } => {
+        Codes::Gptq { bits, .. } => {
             let word = words[column * n_rows.div_ceil(bits.per_word()) + row / bits.per_word()];
-            // The library adds to whole words, and what it took from them may have been borrowed from the next place.
-            let word = word.wrapping_add(if zeros_less_one { bits.ones() } else { 0 });
-            field(word, row % bits.per_word(), bits.n())
+            field(word.wrapping_add(taken_from_words(scheme)), row % bits.per_word(), bits.n())
         }
         _ => field(words[column * n_rows.div_ceil(8) + row / 8], place_of_awq(row), 4),
     };

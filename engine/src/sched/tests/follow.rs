@@ -116,7 +116,7 @@ fn nothing_is_copied_from_a_block_that_is_copied_into() {
     machine.state.submit(RequestId(3), Arc::new(begins(35, 0)));
     let (plan, _) = machine.step();
     assert_eq!(shape(&plan), [(1, 46, 1), (2, 46, 1), (3, 34, 1)]);
-    let furthest = machine.state.running.iter().find(|sequence| sequence.id == RequestId(1)).unwrap();
+    let furthest = machine.state.running.iter().find(|sequence| sequence.id == RequestId(1)).expect("it goes on");
     let from: Vec<_> = plan.copies.iter().map(|copy| copy.from).collect();
     assert_eq!(from, [furthest.table.blocks()[2]; 2], "though the second has the beginning, too");
 }
