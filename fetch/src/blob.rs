@@ -273,18 +273,21 @@ impl Blob {
         Ok(())
     }
 
-    /// The bytes are written; now it is said that they are.
+    /// The bytes are written; now it is said that they are, on disk first: who hears that all is there may take back what is noted.
     fn note(&self, chunk_idx: usize, count: u64, progress: &Progress) -> Result<(), FetchError> {
-        let (written, prefix) = {
+        let written = self.ledger().written(chunk_idx) + count;
+        self.notes.write_all_at(&written.to_le_bytes(), chunk_idx as u64 * 8).map_err(self.write_error())?;
+        let prefix = {
             let mut ledger = self.ledger();
-            (ledger.add(chunk_idx, count), ledger.prefix())
+            ledger.add(chunk_idx, count);
+            ledger.prefix()
         };
         // Whoever reads back has nothing to do for bytes that are hashed already.
         if prefix > self.hashing.front() || prefix == self.remote.size {
             self.grown.notify_all();
         }
         progress.add(count);
-        self.notes.write_all_at(&written.to_le_bytes(), chunk_idx as u64 * 8).map_err(self.write_error())
+        Ok(())
     }
 
     fn write_error(&self) -> impl FnOnce(io::Error) -> FetchError {
@@ -320,6 +323,22 @@ mod tests {
     use super::*;
 
     const BYTES: &[u8] = b"0123456789";
+
+    /// Who hashes may find the whole file wrong as soon as the ledger has all of it, and takes back what is noted of a chunk: a note written
+    /// behind the ledger would come after that, and wrong bytes would pass for right ones until all of the file is fetched again.
+    #[test]
+    fn what_is_not_noted_on_disk_is_not_in_the_ledger() {
+        let (dir, digest) = (tempfile::tempdir().unwrap(), Digest::sha256(&crate::digest::sha256_hex(BYTES)).unwrap());
+        let url = Url::parse("http://127.0.0.1/").unwrap();
+        let remote = RemoteFile { path: "weights".to_owned(), size: 10, digest, url, etag: None };
+        let path = dir.path().join("weights");
+        let mut blob = Blob::open(&path, &remote, false, &Progress::default()).unwrap();
+        blob.note(0, 4, &Progress::default()).unwrap();
+        blob.notes = File::open(notes_path(&path)).unwrap();
+        blob.note(0, 6, &Progress::default()).unwrap_err();
+        assert_eq!(blob.ledger().written(0), 4);
+        assert_eq!(fs::read(notes_path(&path)).unwrap(), 4_u64.to_le_bytes());
+    }
 
     #[test]
     fn what_comes_in_order_is_hashed_at_once_and_the_rest_is_read_back() {

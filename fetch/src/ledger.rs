@@ -52,12 +52,16 @@ impl Ledger {
         start + self.written[chunk_idx]..end
     }
 
-    /// Notes that the chunk has `count` more bytes, right behind those it has; how many it has now.
-    pub fn add(&mut self, chunk_idx: usize, count: u64) -> u64 {
+    /// Bytes of the chunk that are there.
+    pub fn written(&self, chunk_idx: usize) -> u64 {
+        self.written[chunk_idx]
+    }
+
+    /// Notes that the chunk has `count` more bytes, right behind those it has.
+    pub fn add(&mut self, chunk_idx: usize, count: u64) {
         assert!(count <= self.missing_bytes(chunk_idx), "no more bytes than a chunk has");
         self.written[chunk_idx] += count;
         self.advance();
-        self.written[chunk_idx]
     }
 
     /// Bytes from the beginning of the file that are there without a gap.
