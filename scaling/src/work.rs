@@ -120,13 +120,16 @@ impl WorkTerm {
         Self::of(&asleep, spec, Mood::Calm)
     }
 
-    /// By how much of a mean replica the slowest one does less.
+    /// By how much of a mean replica the slowest one does less of what comes: of a load that is far from filling it, next to nothing.
     pub(crate) fn lack_of_the_slowest(signals: &Signals, spec: &ScalingSpec, mood: Mood) -> f64 {
         let Some(work) = signals.work.filter(|work| work.slowest > 1.0) else { return 0.0 };
-        let of = |work: Work| Self::of(&Signals { work: Some(work), ..signals.clone() }, spec, mood);
-        let (mean, slow) = (of(work), of(work.of_the_slowest()));
-        let share = mean.zip(slow).map(|(mean, slow)| mean.loaded_replicas() / slow.loaded_replicas());
-        share.filter(|share| share.is_finite()).map_or(0.0, |share| (1.0 - share).max(0.0))
+        let loaded = |work: Work| {
+            let term = Self::of(&Signals { work: Some(work), ..signals.clone() }, spec, mood);
+            term.map_or(0.0, Self::loaded_replicas)
+        };
+        let (mean, slow) = (loaded(work), loaded(work.of_the_slowest()));
+        let lack = (slow - mean) / slow.max(1.0);
+        if lack.is_finite() { lack.max(0.0) } else { 0.0 }
     }
 
     /// Seconds of work that come in a second.

@@ -282,20 +282,22 @@ fn a_replica_that_went_is_not_wanted_back_because_the_slower_one_stayed() {
         let coverage = Coverage { serving, fresh: serving, untold: None, ..with_kv(0.1).coverage };
         Signals { coverage, stable: flow, panic: flow, arrivals, work: Some(work), ..with_kv(0.1) }
     };
-    let mut seen = [0, 0];
+    let (mut seen, mut n_in_vain) = ([0, 0], 0);
     for slower in [1.0, 1.1, 1.4, 2.0, 3.0] {
         for rate in (1..100).map(|tenths| f64::from(tenths) / 10.0) {
             let mean = (1.0 + slower) / 2.0;
             let both = with(2, mean, slower / mean, rate);
             let (decision, next) = decide(&spec, &both, &ScaleState::starting_at(2), NOW_MS);
+            let (after, _) = decide(&spec, &with(1, slower, 1.0, rate), &next, NOW_MS + 60_000);
+            let is_kept = decision.bound == Bound::Slowest;
             if decision.desired == 1 {
-                let (after, _) = decide(&spec, &with(1, slower, 1.0, rate), &next, NOW_MS + 60_000);
                 assert_eq!(after.desired, 1, "{rate} requests/s, one {slower} times slower: {after:?}");
             }
-            seen[usize::from(decision.bound == Bound::Slowest)] += 1;
+            seen[usize::from(is_kept)] += 1;
+            n_in_vain += usize::from(is_kept && after.desired == 1);
         }
     }
-    assert!(seen[0] > 100 && seen[1] > 20, "{seen:?}");
+    assert!(seen[0] > 100 && seen[1] > 10 && 3 * n_in_vain < seen[1], "{seen:?}, {n_in_vain} in vain");
 }
 
 #[test]
