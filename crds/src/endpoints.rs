@@ -27,6 +27,10 @@ pub struct Endpoints {
     pub source: String,
     /// Higher in every document of a source than in the one before.
     pub number: u64,
+    /// `IP:PORT` of every gateway, on a port without TLS: they tell each other what they have on replicas
+    /// ([`IN_FLIGHT_PATH`](crate::in_flight::IN_FLIGHT_PATH)). Who reads it is one of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gateways: Vec<String>,
     /// Every deployment, also one without replicas.
     pub deployments: Vec<DeploymentEndpoints>,
 }
@@ -237,7 +241,7 @@ mod tests {
             port: Some(10_007),
             replicas: vec![replica],
         };
-        let all = Endpoints { source: "s".into(), number: 7, deployments: vec![chat] };
+        let all = Endpoints { source: "s".into(), number: 7, gateways: vec![], deployments: vec![chat] };
         let text = serde_json::to_string(&all).unwrap();
         assert!(text.contains(r#""replicasWanted":1"#) && text.contains(r#""state":"serving""#), "{text}");
         assert_eq!(serde_json::from_str::<Endpoints>(&text).unwrap(), all);

@@ -1,6 +1,6 @@
 //! The `InferenceDeployment` resource and the wire contract between operator and agent.
 //!
-//! `accounts`, `contract`, `description`, `endpoints`, `history`, `holders`, `intent`, `kv_events`, `route` and `scaling` are plain serde, all that agent, gateway and decision link; the Kubernetes resource stands
+//! `accounts`, `contract`, `description`, `endpoints`, `history`, `holders`, `in_flight`, `intent`, `kv_events`, `route` and `scaling` are plain serde, all that agent, gateway and decision link; the Kubernetes resource stands
 //! behind the feature `resource`.
 
 pub mod accounts;
@@ -9,6 +9,7 @@ pub mod description;
 pub mod endpoints;
 pub mod history;
 pub mod holders;
+pub mod in_flight;
 pub mod intent;
 pub mod kv_events;
 pub mod route;

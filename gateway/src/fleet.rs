@@ -28,6 +28,8 @@ const LINGER_MS: u64 = 60_000;
 pub struct Fleet {
     /// Of which document; `None` before the first.
     pub version: Option<Version>,
+    /// `IP:PORT` of every gateway, this one among them.
+    pub gateways: Vec<String>,
     deployments: Vec<Arc<Deployment>>,
     by_model: HashMap<String, Vec<usize>>,
     /// Those that are in no document any more and may have requests.
@@ -149,6 +151,12 @@ impl Fleet {
         let left = |left: &'a Left| Watched { address: left.address.as_deref(), vital: &left.vital, has_left: true };
         let together = self.deployments.iter().map(move |deployment| deployment.members.iter().map(member).collect());
         together.chain([self.left.iter().map(left).collect()])
+    }
+
+    /// All replicas that may have requests, by the UIDs of their pods.
+    pub fn vitals(&self) -> impl Iterator<Item = (&str, &Arc<Vital>)> {
+        let members = self.members().map(|member| (member.uid.as_str(), &member.vital));
+        members.chain(self.left.iter().map(|left| (left.uid.as_str(), &left.vital)))
     }
 
     fn members(&self) -> impl Iterator<Item = &Member> {

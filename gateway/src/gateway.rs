@@ -6,7 +6,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -16,7 +16,7 @@ use bytes::Bytes;
 use stoker_crds::endpoints::{EndpointState, Endpoints};
 use stoker_edge::{cors::AllowedOrigin, spans::SpanLine};
 use stoker_routing::{Ask, Choice, PrefixIndex, Rules, Source, route, scores};
-use tokio::sync::watch;
+use tokio::sync::{Notify, Semaphore, futures::Notified, watch};
 
 use crate::{
     asked::Asked,
@@ -86,6 +86,11 @@ pub struct Gateway {
     pub metrics: Arc<Metrics>,
     /// Requests that wait for their turn.
     pub turns: Turns,
+    /// What it calls itself before other gateways.
+    pub id: String,
+    /// Streams of what it has on replicas that may be read at the same time.
+    pub(crate) tellings: Arc<Semaphore>,
+    in_flight_changed: Arc<Notify>,
     upstream: Upstream,
     spans: OnceLock<SpanLine>,
     fleet: watch::Sender<Arc<Fleet>>,
@@ -95,7 +100,7 @@ pub struct Gateway {
     begun: Instant,
     /// Bytes of requests that are kept while their answers are streamed.
     kept_bytes: AtomicU64,
-    leaves: AtomicBool,
+    leaves: watch::Sender<bool>,
     /// Who may ask; `None`: everybody.
     tenants: watch::Sender<Option<Admission>>,
     /// Names of tenants that are not in the file.
@@ -104,6 +109,8 @@ pub struct Gateway {
     quotas: Mutex<HashMap<String, Quota>>,
 }
 
+/// A look at all replicas is made for each, up to a thousand times a second.
+const TELLINGS_MAX: usize = 32;
 /// Each is a name in metrics and an account of its limits for as long as the process lives.
 const NAMED_BY_TOKENS_MAX: usize = 10_000;
 
@@ -130,19 +137,23 @@ impl Gateway {
     /// One that has heard of nobody yet.
     pub fn new(settings: Settings) -> prometheus::Result<Arc<Self>> {
         let (line, prefixes_max) = (settings.line, settings.prefixes_max);
+        let in_flight_changed = Arc::new(Notify::new());
         Ok(Arc::new(Self {
             settings,
             metrics: Arc::new(Metrics::new()?),
             turns: Turns::bounded(line),
+            id: format!("{:016x}", rand::random::<u64>()),
+            tellings: Arc::new(Semaphore::new(TELLINGS_MAX)),
             upstream: Upstream::default(),
             spans: OnceLock::new(),
             fleet: watch::Sender::default(),
-            registry: Mutex::default(),
+            registry: Mutex::new(Registry::telling(Arc::clone(&in_flight_changed))),
+            in_flight_changed,
             index: Mutex::new(PrefixIndex::bounded(prefixes_max)),
             budget: Mutex::default(),
             begun: Instant::now(),
             kept_bytes: AtomicU64::new(0),
-            leaves: AtomicBool::new(false),
+            leaves: watch::Sender::default(),
             tenants: watch::Sender::default(),
             named_by_tokens: Mutex::default(),
             quotas: Mutex::default(),
@@ -311,14 +322,30 @@ impl Gateway {
         }
     }
 
+    /// What ends when what it has on any replica changes after this.
+    pub fn in_flight_changes(&self) -> Notified<'_> {
+        self.in_flight_changed.notified()
+    }
+
     /// From now on it is not ready.
     pub fn leave(&self) {
-        self.leaves.store(true, Ordering::Relaxed);
+        self.leaves.send_replace(true);
+    }
+
+    /// Whether it leaves.
+    pub fn leaves(&self) -> bool {
+        *self.leaves.borrow()
+    }
+
+    /// Waits until it leaves.
+    pub async fn leaving(&self) {
+        // It does not end before this.
+        let _ = self.leaves.subscribe().wait_for(|leaves| *leaves).await;
     }
 
     /// Whether requests should come here.
     pub fn is_ready(&self) -> bool {
-        !self.leaves.load(Ordering::Relaxed) && self.fleet().version.is_some()
+        !self.leaves() && self.fleet().version.is_some()
     }
 
     /// Metrics as text, with what is counted only when somebody looks.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use stoker_edge::{allocator, spans::SpanLine, telemetry};
-use stoker_gateway::{accounts, args::Args, feed, gateway::Gateway, keys, kv_feed, server, tls::Tls, watch};
+use stoker_gateway::{accounts, args::Args, feed, gateway::Gateway, keys, kv_feed, peers, server, tls::Tls, watch};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -49,6 +49,7 @@ async fn serve(args: &Args) -> anyhow::Result<()> {
     tracing::info!(address = %listener.local_addr()?, operator = %args.operator, "listening");
     tokio::spawn(feed::follow(gateway.clone(), args.operator.clone()));
     tokio::spawn(kv_feed::follow(gateway.clone()));
+    tokio::spawn(peers::follow(gateway.clone()));
     tokio::spawn(accounts::follow(gateway.clone()));
     tokio::spawn(watch::watch(gateway.clone()));
     tokio::spawn(allocator::give_back_after_storms());

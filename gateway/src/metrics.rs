@@ -72,6 +72,8 @@ pub struct Metrics {
     pub broken: IntGaugeVec,
     /// Replicas that say what they hold, by deployment.
     pub heard: IntGaugeVec,
+    /// Other gateways that say what they have on replicas.
+    pub peers: IntGauge,
     /// Beginnings of prompts that are remembered, by how it is known who holds them.
     pub prefixes: IntGaugeVec,
     /// Choices of a replica that holds a part of the prompt, by how that is known.
@@ -198,6 +200,7 @@ impl Metrics {
             replicas: gauges("replicas", "Replicas by state", &["deployment", "state"])?,
             broken: gauges("replicas_broken", "Replicas that serve and do not answer", &["deployment"])?,
             heard: gauges("replicas_heard", "Replicas that say which prefixes they hold", &["deployment"])?,
+            peers: gauge("peers", "Other gateways that say what they have on replicas")?,
             prefixes: gauges(
                 "prefixes",
                 "Beginnings of prompts that are remembered, by how it is known who holds them",

@@ -11,7 +11,10 @@ use axum::{
     routing::{get, post},
 };
 use serde_json::{Value, json};
-use stoker_crds::endpoints::{LINES_PATH, Lines};
+use stoker_crds::{
+    endpoints::{LINES_PATH, Lines},
+    in_flight::IN_FLIGHT_PATH,
+};
 use stoker_edge::{connections::Limits, cors};
 use tokio::{net::TcpListener, sync::watch};
 
@@ -20,7 +23,7 @@ use crate::{
     error::{Dialect, GatewayError},
     fleet::Lost,
     gateway::Gateway,
-    permit, picker,
+    in_flight, permit, picker,
     proxy::{forward, forward_stored},
     tls::Tls,
 };
@@ -64,6 +67,7 @@ pub fn router(gateway: Arc<Gateway>, pages: Router<Arc<Gateway>>) -> Router {
         .route("/health", get(readyz))
         .route("/metrics", get(metrics))
         .route(LINES_PATH, get(lines))
+        .route(IN_FLIGHT_PATH, get(in_flight::stream))
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_path);
     let own = if gateway.settings.picks_endpoints { own.merge(picker::routes()) } else { own };

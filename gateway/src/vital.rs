@@ -42,6 +42,11 @@ pub struct Vital {
     /// The most of them since the last report.
     unanswered_most: AtomicU32,
     prefill_tokens: AtomicU64,
+    /// Requests of other gateways, and what they need, as far as these said.
+    requests_of_others: AtomicU32,
+    prefill_tokens_of_others: AtomicU64,
+    /// Told when what this gateway has here changes.
+    changed: Arc<Notify>,
     breaker: Mutex<Breaker>,
     /// When something came from it last, by the gateway's clock,
     heard_ms: AtomicU64,
@@ -56,6 +61,11 @@ pub struct Vital {
 }
 
 impl Vital {
+    /// One whose changes of what this gateway has there are told so.
+    pub fn telling(changed: &Arc<Notify>) -> Self {
+        Self { changed: Arc::clone(changed), ..Self::default() }
+    }
+
     /// Something of an answer came from it.
     pub fn heard(&self, now_ms: u64) {
         self.said_ms.store(now_ms, Ordering::Relaxed);
@@ -148,10 +158,21 @@ impl Vital {
         with(&mut self.breaker.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn own(&self) -> Own {
+    /// What this gateway has there.
+    pub fn own(&self) -> Own {
         Own {
             requests: self.requests.load(Ordering::Relaxed),
             prefill_tokens: self.prefill_tokens.load(Ordering::Relaxed),
+        }
+    }
+
+    /// What all gateways have there, as far as is known.
+    pub fn of_all(&self) -> Own {
+        let own = self.own();
+        let others = (&self.requests_of_others, &self.prefill_tokens_of_others);
+        Own {
+            requests: own.requests.saturating_add(others.0.load(Ordering::Relaxed)),
+            prefill_tokens: own.prefill_tokens.saturating_add(others.1.load(Ordering::Relaxed)),
         }
     }
 
@@ -180,6 +201,7 @@ impl Flight {
     /// A request that needs this much prefill begins.
     pub fn begin(vital: &Arc<Vital>, prefill_tokens: u32) -> Self {
         vital.requests.fetch_add(1, Ordering::Relaxed);
+        vital.changed.notify_waiters();
         let unanswered = vital.unanswered.fetch_add(1, Ordering::Relaxed) + 1;
         vital.unanswered_most.fetch_max(unanswered, Ordering::Relaxed);
         vital.prefill_tokens.fetch_add(prefill_tokens.into(), Ordering::Relaxed);
@@ -196,6 +218,7 @@ impl Flight {
         if !std::mem::replace(&mut self.is_answered, true) {
             self.vital.prefill_tokens.fetch_sub(self.prefill_tokens, Ordering::Relaxed);
             self.vital.unanswered.fetch_sub(1, Ordering::Relaxed);
+            self.vital.changed.notify_waiters();
         }
     }
 }
@@ -204,6 +227,41 @@ impl Drop for Flight {
     fn drop(&mut self) {
         self.prefilled();
         self.vital.requests.fetch_sub(1, Ordering::Relaxed);
+        self.vital.changed.notify_waiters();
+    }
+}
+
+/// What another gateway says to have on a replica, until it is dropped.
+#[derive(Debug)]
+pub struct Theirs {
+    vital: Arc<Vital>,
+    said: Own,
+}
+
+impl Theirs {
+    /// Nothing yet.
+    pub fn on(vital: &Arc<Vital>) -> Self {
+        Self { vital: Arc::clone(vital), said: Own::default() }
+    }
+
+    /// Whether it is about what is known of a replica here.
+    pub fn is_on(&self, vital: &Arc<Vital>) -> bool {
+        Arc::ptr_eq(&self.vital, vital)
+    }
+
+    /// It says this now.
+    pub fn say(&mut self, now: Own) {
+        let Own { requests, prefill_tokens } = std::mem::replace(&mut self.said, now);
+        // Atomics wrap around, and so does the difference.
+        self.vital.requests_of_others.fetch_add(now.requests.wrapping_sub(requests), Ordering::Relaxed);
+        let more = now.prefill_tokens.wrapping_sub(prefill_tokens);
+        self.vital.prefill_tokens_of_others.fetch_add(more, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Theirs {
+    fn drop(&mut self) {
+        self.say(Own::default());
     }
 }
 
@@ -224,6 +282,23 @@ mod tests {
         vital.end_asking();
         assert!(!vital.is_suspect(5000) && vital.begin_asking(5000) && vital.is_suspect(5200));
         assert!(Vital::default().begin_asking(0), "also at the first moment");
+    }
+
+    #[test]
+    fn what_others_have_counts_for_as_long_as_they_say_so() {
+        let vital = Arc::new(Vital::default());
+        let own = |requests, prefill_tokens| Own { requests, prefill_tokens };
+        let flight = Flight::begin(&vital, 100);
+        let (mut one, mut other) = (Theirs::on(&vital), Theirs::on(&vital));
+        one.say(own(5, 900));
+        other.say(own(1, 10));
+        assert_eq!((vital.of_all(), vital.own()), (own(7, 1010), own(1, 100)));
+        one.say(own(2, 0));
+        assert_eq!(vital.of_all(), own(4, 110));
+        drop(other);
+        assert_eq!(vital.of_all(), own(3, 100));
+        drop((one, flight));
+        assert_eq!(vital.of_all(), Own::default());
     }
 
     #[tokio::test]

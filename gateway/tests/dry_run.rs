@@ -88,7 +88,7 @@ impl Rig {
             told("late", "127.0.0.1:1", EndpointState::Starting, 0),
         ];
         let deployments = vec![deployment("chat", chat), deployment("code", vec![])];
-        gateway.learn(Endpoints { source: "test".into(), number: 1, deployments });
+        gateway.learn(Endpoints { source: "test".into(), number: 1, gateways: vec![], deployments });
         let address = served(router(Arc::clone(&gateway), Router::new())).await;
         Self { gateway, url: format!("http://{address}/v1/chat/completions"), n_asked, client: Client::new() }
     }

@@ -175,7 +175,7 @@ fn endpoints(address: &str) -> Endpoints {
         port: None,
         replicas: vec![replica],
     };
-    Endpoints { source: "test".into(), number: 1, deployments: vec![chat] }
+    Endpoints { source: "test".into(), number: 1, gateways: vec![], deployments: vec![chat] }
 }
 
 struct Rig {

@@ -227,7 +227,8 @@ pub fn inference_address(ip: &str) -> String {
 }
 
 /// An address as it stands in a URL.
-fn address(ip: &str, port: u16) -> String {
+/// `IP:PORT`, whatever kind of address it is.
+pub(crate) fn address(ip: &str, port: u16) -> String {
     if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") }
 }
 

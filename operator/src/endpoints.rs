@@ -22,6 +22,7 @@ use stoker_replica::{Replica, Stage};
 use tokio::sync::{Notify, watch};
 
 use crate::{
+    agent_client::address,
     canary::weight_of,
     gateways::Gateways,
     observe::{by_owner, observe_replica},
@@ -69,13 +70,14 @@ impl Published {
     }
 
     /// Publishes what there is, if it is new.
-    fn publish(&self, source: &str, deployments: Vec<DeploymentEndpoints>) {
+    fn publish(&self, source: &str, (gateways, deployments): (Vec<String>, Vec<DeploymentEndpoints>)) {
         self.newest.send_if_modified(|newest| {
-            if newest.as_ref().is_some_and(|newest| newest.deployments == deployments) {
+            let is_same = |newest: &Endpoints| newest.deployments == deployments && newest.gateways == gateways;
+            if newest.as_deref().is_some_and(is_same) {
                 return false;
             }
             let number = self.number.fetch_add(1, Ordering::Relaxed) + 1;
-            *newest = Some(Arc::new(Endpoints { source: source.to_owned(), number, deployments }));
+            *newest = Some(Arc::new(Endpoints { source: source.to_owned(), number, gateways, deployments }));
             true
         });
     }
@@ -119,10 +121,21 @@ impl Publisher {
             looks.tick().await;
             self.vitals.beat("endpoints");
             match self.published.is_asked(Instant::now()) {
-                true => self.published.publish(&self.source, self.look(self.readings.now())),
+                true => {
+                    // Ports are given to deployments by the look.
+                    let deployments = self.look(self.readings.now());
+                    self.published.publish(&self.source, (self.addresses_of_gateways(), deployments));
+                }
                 false => self.published.withdraw(),
             }
         }
+    }
+
+    fn addresses_of_gateways(&self) -> Vec<String> {
+        let Some((ips, Some(port))) = self.gateways.as_ref().map(Gateways::askable) else { return Vec::new() };
+        let mut addresses: Vec<String> = ips.iter().map(|ip| address(ip, port)).collect();
+        addresses.sort_unstable();
+        addresses
     }
 
     fn look(&self, now: Timestamp) -> Vec<DeploymentEndpoints> {
@@ -174,7 +187,7 @@ fn weigh(deployment: &InferenceDeployment, replicas: &mut [ReplicaEndpoint]) {
 
 fn endpoint(pod: &Pod, replica: &Replica) -> ReplicaEndpoint {
     let ip = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
-    let at = |port: u16| ip.map(|ip| if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") });
+    let at = |port: u16| ip.map(|ip| address(ip, port));
     ReplicaEndpoint {
         pod: replica.pod.name.clone(),
         uid: replica.pod.uid.clone(),
@@ -256,17 +269,19 @@ mod tests {
         let at_once = Duration::ZERO;
         assert_eq!(published.other_than("", 0, at_once).await, None);
         let chat = DeploymentEndpoints { name: "chat".into(), ..DeploymentEndpoints::default() };
-        published.publish("o", vec![chat.clone()]);
-        published.publish("o", vec![chat.clone()]);
+        published.publish("o", (vec![], vec![chat.clone()]));
+        published.publish("o", (vec![], vec![chat.clone()]));
         let first = published.other_than("", 0, Duration::from_secs(60)).await.unwrap();
         assert_eq!((first.number, published.other_than("o", 1, at_once).await.unwrap().number), (1, 1));
         let waits = published.other_than("o", 1, Duration::from_secs(60));
-        let (second, ()) = tokio::join!(waits, async { published.publish("o", vec![]) });
+        let (second, ()) = tokio::join!(waits, async { published.publish("o", (vec![], vec![])) });
         assert_eq!(second.unwrap().number, 2);
         assert_eq!(published.other_than("another", 2, Duration::from_secs(60)).await.unwrap().number, 2);
         published.withdraw();
         assert_eq!(published.other_than("o", 1, at_once).await, None, "nobody keeps it true");
-        published.publish("o", vec![]);
+        published.publish("o", (vec![], vec![]));
         assert_eq!(published.other_than("o", 2, Duration::from_secs(60)).await.unwrap().number, 3);
+        published.publish("o", (vec!["10.0.0.1:10000".into()], vec![]));
+        assert_eq!(published.other_than("o", 3, at_once).await.unwrap().gateways.len(), 1, "another gateway is news");
     }
 }

@@ -1,4 +1,4 @@
-//! What a replica has to do now: what it said some time ago, and what this gateway sent it since. Pure.
+//! What a replica has to do now: what it said some time ago, and what gateways sent it since. Pure.
 
 /// What a replica said last.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -13,7 +13,7 @@ pub struct Reported {
     pub kv_share: f32,
 }
 
-/// What this gateway has on a replica.
+/// What a gateway has on a replica, or all gateways that know of each other.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Own {
     /// Requests sent and not ended.
@@ -31,19 +31,19 @@ pub struct Load {
     pub prefill_tokens: u64,
     /// KV blocks that sequences reference, of all; 0 to 1.
     pub kv_share: f32,
-    /// Whether the replica said so, or only what this gateway sent is known.
+    /// Whether the replica said so, or only what gateways sent is known.
     pub is_fresh: bool,
 }
 
-/// Of others' requests this part is counted. They were there up to two seconds ago and are mostly others by now, and every gateway sees
+/// Of the requests of others, which no gateway that is heard has sent, this part is counted. They were there up to two seconds ago and are mostly others by now, and every gateway sees
 /// the same numbers: three that believe them send everything to the same replicas (`stoker-routes`: without sharing, a median TTFT
 /// of 141 ms with all of them, 65 with a half, 48 where there is one gateway).
 const OTHERS_PART: u32 = 4;
 /// Tokens of others' prompts that are computed before the next report, about: only a line longer than this is still there.
 const COMPUTED_MEANWHILE: u64 = 20_000;
 
-/// The load of a replica that said `reported` when this gateway had `then` on it, and has `now`. Never less than what this gateway
-/// has there: a report may be of before it was sent, and a restarted replica counts from zero.
+/// The load of a replica that said `reported` when gateways had `then` on it, and have `now`. Never less than what they
+/// have there: a report may be of before it was sent, and a restarted replica counts from zero.
 pub fn load(reported: Option<Reported>, then: Own, now: Own) -> Load {
     let Some(reported) = reported else {
         return Load { requests: now.requests, prefill_tokens: now.prefill_tokens, kv_share: 0.0, is_fresh: false };

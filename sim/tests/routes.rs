@@ -23,7 +23,7 @@ fn conversations_and_agents_find_their_prefix() {
 #[test]
 fn three_gateways_find_what_one_does_as_far_as_they_hear_of_it() {
     for kind in [Kind::Conversations, Kind::Agents] {
-        let hits = |n_gateways, hears| outcome(kind, RuleName::Stoker { n_gateways, hears }).hit_share;
+        let hits = |n_gateways, hears| outcome(kind, RuleName::stoker(n_gateways, hears)).hit_share;
         let oracle = shared_cache_hits(&load(kind));
         let (three, deaf) = (hits(3, Hears::All), hits(3, Hears::Nothing));
         assert!(three >= 0.95 * oracle && three > deaf, "{kind:?}: {three:.3} of {oracle:.3}, {deaf:.3} without");

@@ -36,7 +36,7 @@ type Known = Query<std::collections::HashMap<String, String>>;
 impl Teller {
     /// Starts it without any deployment.
     pub async fn start() -> Result<Self> {
-        let told = Arc::new(watch::Sender::new(Endpoints { source: "test".into(), number: 1, deployments: vec![] }));
+        let told = Arc::new(watch::Sender::new(Endpoints { source: "test".into(), number: 1, ..Endpoints::default() }));
         let routes = Router::new().route(ENDPOINTS_PATH, get(answer)).with_state(Arc::clone(&told));
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://{}", listener.local_addr()?);
@@ -59,6 +59,15 @@ impl Teller {
             told.deployments = deployments;
         });
         self.told.borrow().number
+    }
+
+    /// Says from now on that these are the gateways that there are.
+    pub fn tell_of(&self, gateways: &[&GatewayProcess]) {
+        self.told.send_modify(|told| {
+            told.number += 1;
+            told.gateways =
+                gateways.iter().map(|gateway| gateway.base().trim_start_matches("http://").to_owned()).collect();
+        });
     }
 
     /// Tells of a deployment `chat`, which these agents serve, after a change of each one's endpoint.

@@ -160,6 +160,11 @@ fn the_operator_knows_what_waits_in_gateways() {
     });
     town.0.cluster.apply(&never.to_string()).unwrap();
     town.0.block_on(gateway.knows("never", EndpointState::Starting, 1)).unwrap();
+    let told: Value =
+        town.0.block_on(async { reqwest::get(town.0.operator.url() + "/v1/endpoints").await?.json().await }).unwrap();
+    let gateways: Vec<&str> = told["gateways"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    let [address] = gateways.as_slice() else { panic!("gateways are told of each other: {told}") };
+    assert_eq!(*address, format!("127.0.0.1:{}", told["deployments"][0]["port"]), "{told}");
     let held = |town: &Town| {
         let metrics = town.0.block_on(async { reqwest::get(town.0.operator.url() + "/metrics").await?.text().await });
         let line = "stoker_scaling_held_requests{name=\"never\",namespace=\"default\"} ";

@@ -23,6 +23,7 @@ mod gateway_feeds;
 mod gateway_http;
 mod gateway_line;
 mod gateway_operator;
+mod gateway_peers;
 mod gateway_picker;
 mod gateway_resume;
 mod gateway_services;

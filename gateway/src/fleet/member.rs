@@ -44,6 +44,8 @@ struct Report {
     load: EndpointLoad,
     seen_ms: u64,
     own_then: Own,
+    /// With what other gateways said to have there.
+    of_all_then: Own,
     /// Requests that may be there without an answer until the next one.
     window: u32,
 }
@@ -66,14 +68,14 @@ impl Member {
     pub(super) fn view(&self, now_ms: u64) -> ReplicaView {
         let report = self.fresh(now_ms);
         let reported = report.map(|report| report.reported());
-        let then = report.map(|report| report.own_then).unwrap_or_default();
+        let then = report.map(|report| report.of_all_then).unwrap_or_default();
         ReplicaView {
             slot: self.slot,
             seed: self.seed,
             weight: self.weight,
             serving_since_ms: self.serving_since_ms,
             is_healthy: self.is_healthy(now_ms),
-            load: load(reported, then, self.vital.own()),
+            load: load(reported, then, self.vital.of_all()),
         }
     }
 
@@ -102,7 +104,7 @@ impl Report {
     fn after(before: Option<&Self>, load: EndpointLoad, vital: &Vital, now_ms: u64) -> Self {
         let before = before.map_or(BURST, |before| before.window);
         let window = window(before, load.waiting, vital.begin_most());
-        Self { load, seen_ms: now_ms, own_then: vital.own(), window }
+        Self { load, seen_ms: now_ms, own_then: vital.own(), of_all_then: vital.of_all(), window }
     }
 
     fn reported(&self) -> Reported {

@@ -7,6 +7,7 @@ use std::{
 
 use stoker_crds::endpoints::{DeploymentEndpoints, Endpoints};
 use stoker_routing::hash;
+use tokio::sync::Notify;
 
 use super::{Deployment, Fleet, Member, Version};
 use crate::vital::Vital;
@@ -17,6 +18,8 @@ pub struct Registry {
     slots: HashMap<String, u32>,
     free: Vec<u32>,
     n_slots: u32,
+    /// Told when what this gateway has on any replica changes.
+    in_flight_changed: Arc<Notify>,
 }
 
 /// A fleet, and slots whose replicas hold nothing any more.
@@ -29,6 +32,11 @@ pub struct Change {
 }
 
 impl Registry {
+    /// One whose replicas tell so when what this gateway has there changes.
+    pub fn telling(in_flight_changed: Arc<Notify>) -> Self {
+        Self { in_flight_changed, ..Self::default() }
+    }
+
     /// The fleet after `before`, as a document that has just come says.
     pub fn after(&mut self, before: &Fleet, endpoints: Endpoints, now_ms: u64) -> Change {
         let known: HashMap<&str, &Member> = before.members().map(|member| (member.uid.as_str(), member)).collect();
@@ -49,7 +57,7 @@ impl Registry {
                 }
                 let vital =
                     before.map(|before| &before.vital).or_else(|| left_before.get(replica.uid.as_str()).copied());
-                let vital = vital.map(Arc::clone).unwrap_or_default();
+                let vital = vital.map_or_else(|| Arc::new(Vital::telling(&self.in_flight_changed)), Arc::clone);
                 Member::after(before, vital, replica, slot, if is_first { 0 } else { now_ms }, now_ms)
             });
             let members: Vec<Member> = members.collect();
@@ -66,7 +74,7 @@ impl Registry {
             }
         }
         let version = Some(Version { source: endpoints.source, number: endpoints.number });
-        Change { fleet: Fleet { version, deployments, by_model, left }, forgotten }
+        Change { fleet: Fleet { version, gateways: endpoints.gateways, deployments, by_model, left }, forgotten }
     }
 
     fn slot(&mut self, uid: &str) -> u32 {

@@ -38,7 +38,7 @@ fn deployment(namespace: &str, name: &str, models: &[&str], replicas: Vec<Replic
 }
 
 fn endpoints(deployments: Vec<DeploymentEndpoints>) -> Endpoints {
-    Endpoints { source: "o".into(), number: 1, deployments }
+    Endpoints { source: "o".into(), number: 1, gateways: vec![], deployments }
 }
 
 fn fleet(deployments: Vec<DeploymentEndpoints>) -> Fleet {

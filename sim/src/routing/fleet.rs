@@ -203,7 +203,7 @@ impl World {
     fn look(&mut self, now: f64) {
         if self.n_open > 0 {
             self.said = self.replicas.iter().map(Replica::said).collect();
-            self.rule.asked();
+            self.rule.asked(now);
             self.agenda.plan(now + self.rule.name().asks_every(), Event::Look);
         }
     }
@@ -231,10 +231,10 @@ impl World {
         self.rule.heard(at, now, &self.replicas[at].take_events());
         for id in stepped.began {
             self.entries[id].first_token = now;
-            self.rule.began(id);
+            self.rule.began(id, now);
         }
         for id in stepped.ended {
-            self.rule.ended(id);
+            self.rule.ended(id, now);
             self.in_flight[at] -= 1;
             let client = &mut self.clients[self.entries[id].client];
             let pause = client.session.pause(&mut client.rng);

@@ -21,12 +21,14 @@ use super::{
 /// Which rule.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum RuleName {
-    /// Ours: gateways that take turns and do not know of each other.
+    /// Ours: gateways that take turns.
     Stoker {
         /// One or three.
         n_gateways: usize,
         /// What they hear of replicas.
         hears: Hears,
+        /// Whether they tell each other what they have on replicas.
+        tell: bool,
     },
     /// By chance.
     Random,
@@ -69,18 +71,24 @@ impl Hears {
 
 impl RuleName {
     /// Ours as it runs, with one gateway.
-    pub const STOKER: Self = Self::Stoker { n_gateways: 1, hears: Hears::All };
+    pub const STOKER: Self = Self::stoker(1, Hears::All);
+
+    /// Ours as it runs, with so many gateways that hear so much.
+    pub const fn stoker(n_gateways: usize, hears: Hears) -> Self {
+        Self::Stoker { n_gateways, hears, tell: true }
+    }
 
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::STOKER,
-        Self::Stoker { n_gateways: 3, hears: Hears::All },
-        Self::Stoker { n_gateways: 1, hears: Hears::Late },
-        Self::Stoker { n_gateways: 3, hears: Hears::Late },
-        Self::Stoker { n_gateways: 1, hears: Hears::Most },
-        Self::Stoker { n_gateways: 3, hears: Hears::Most },
-        Self::Stoker { n_gateways: 1, hears: Hears::Nothing },
-        Self::Stoker { n_gateways: 3, hears: Hears::Nothing },
+        Self::stoker(3, Hears::All),
+        Self::Stoker { n_gateways: 3, hears: Hears::All, tell: false },
+        Self::stoker(1, Hears::Late),
+        Self::stoker(3, Hears::Late),
+        Self::stoker(1, Hears::Most),
+        Self::stoker(3, Hears::Most),
+        Self::stoker(1, Hears::Nothing),
+        Self::stoker(3, Hears::Nothing),
         Self::Random,
         Self::RoundRobin,
         Self::LeastRequests,
@@ -92,7 +100,8 @@ impl RuleName {
     /// As it is called in figures.
     pub fn word(self) -> &'static str {
         match self {
-            Self::Stoker { n_gateways, hears } => match (n_gateways, hears) {
+            Self::Stoker { tell: false, .. } => "stoker, 3 gateways that do not tell each other",
+            Self::Stoker { n_gateways, hears, .. } => match (n_gateways, hears) {
                 (1, Hears::All) => "stoker",
                 (1, Hears::Late) => "stoker, events 1 s late",
                 (1, Hears::Most) => "stoker, a tenth of events lost",
@@ -121,12 +130,13 @@ impl RuleName {
 
     /// The rule on so many replicas.
     pub fn rule(self, n_replicas: usize, seed: u64) -> Rule {
-        let (n_gateways, hears) = match self {
-            Self::Stoker { n_gateways, hears } => (n_gateways, hears),
-            _ => (1, Hears::Nothing),
+        let (n_gateways, hears, tell) = match self {
+            Self::Stoker { n_gateways, hears, tell } => (n_gateways, hears, tell),
+            _ => (1, Hears::Nothing, false),
         };
         Rule {
             name: self,
+            tell,
             rng: Rng::seeded(seed),
             turn: 0,
             gateways: (0..n_gateways as u64).map(|at| Gateway::new(n_replicas, hears, seed + at)).collect(),
@@ -141,7 +151,7 @@ impl RuleName {
     }
 }
 
-/// What a gateway of ours has on a replica.
+/// What gateways of ours have on a replica, as far as one of them knows.
 #[derive(Clone, Debug, Default)]
 struct Sent {
     now: Own,
@@ -158,6 +168,8 @@ struct Gateway {
     hearings: Vec<Hearing>,
     /// Events on their way, with the second at which they come.
     coming: VecDeque<(f64, Hearing, Event)>,
+    /// What other gateways have on replicas, on its way, with the second at which it comes.
+    told: VecDeque<(f64, usize, Change)>,
     /// Which of them are lost.
     rng: Rng,
 }
@@ -172,6 +184,7 @@ impl Gateway {
             sent: vec![Sent::default(); n_replicas],
             hears,
             coming: VecDeque::new(),
+            told: VecDeque::new(),
             rng: Rng::seeded(seed),
         }
     }
@@ -186,8 +199,11 @@ impl Gateway {
         }
     }
 
-    /// Takes in those that have come.
+    /// Takes in those that have come, and what others told.
     fn listen(&mut self, now: f64) {
+        while let Some((_, replica, change)) = self.told.pop_front_if(|(at, ..)| *at <= now) {
+            self.sent[replica].change(change);
+        }
         while let Some((_, hearing, event)) = self.coming.pop_front_if(|(at, ..)| *at <= now) {
             match event {
                 Event::Stored(name) => self.index.store(&hearing, name),
@@ -225,6 +241,24 @@ impl Gateway {
     }
 }
 
+/// What becomes of a gateway's requests on a replica.
+#[derive(Clone, Copy, Debug, Default)]
+struct Change {
+    requests: i32,
+    prefill_tokens: i64,
+}
+
+impl Sent {
+    fn change(&mut self, change: Change) {
+        let Own { requests, prefill_tokens } = &mut self.now;
+        *requests = requests.strict_add_signed(change.requests);
+        *prefill_tokens = prefill_tokens.strict_add_signed(change.prefill_tokens);
+    }
+}
+
+/// From a change at a gateway to the others, in seconds: twice what it is on a loopback at the 95th percentile (`cargo run --release -p stoker-gateway --example in_flight_delay`).
+const TOLD_SECONDS: f64 = 0.0005;
+
 /// By a gateway's clock: nobody is new.
 fn gateway_ms(now: f64) -> u64 {
     1_000_000 + (1000.0 * now) as u64
@@ -245,13 +279,14 @@ struct Open {
     gateway: usize,
     prefill_tokens: u32,
     blocks: u64,
-    began: bool,
 }
 
 /// A rule and what it remembers.
 #[derive(Debug)]
 pub struct Rule {
     name: RuleName,
+    /// Whether gateways tell each other what they have.
+    tell: bool,
     rng: Rng,
     turn: usize,
     gateways: Vec<Gateway>,
@@ -270,8 +305,9 @@ impl Rule {
     }
 
     /// Replicas were asked.
-    pub(crate) fn asked(&mut self) {
+    pub(crate) fn asked(&mut self, now: f64) {
         for gateway in &mut self.gateways {
+            gateway.listen(now);
             gateway.sent.iter_mut().for_each(|sent| sent.then = sent.now);
         }
     }
@@ -303,35 +339,42 @@ impl Rule {
             RuleName::Dynamo => self.dynamo(request, replicas),
         };
         let held = replicas[replica].cache.held(&request.prompt.blocks) as u32 * BLOCK_TOKENS;
-        self.opens(Open {
+        let open = Open {
             replica,
             gateway,
             prefill_tokens: request.prompt.tokens.saturating_sub(held),
             blocks: u64::from(request.prompt.tokens.div_ceil(BLOCK_TOKENS)),
-            began: false,
-        })
+        };
+        self.opens(open, now)
     }
 
     /// A request has its first token.
-    pub(crate) fn began(&mut self, id: usize) {
-        let open = &mut self.open[id];
-        open.began = true;
-        let prefill = u64::from(open.prefill_tokens);
-        self.gateways[open.gateway].sent[open.replica].now.prefill_tokens -= prefill;
-        self.sent[open.replica].0 -= prefill / u64::from(BLOCK_TOKENS);
+    pub(crate) fn began(&mut self, id: usize, now: f64) {
+        let open = self.open[id];
+        self.changes(open, now, Change { requests: 0, prefill_tokens: -i64::from(open.prefill_tokens) });
+        self.sent[open.replica].0 -= u64::from(open.prefill_tokens / BLOCK_TOKENS);
     }
 
     /// A request has its last token.
-    pub(crate) fn ended(&mut self, id: usize) {
+    pub(crate) fn ended(&mut self, id: usize, now: f64) {
         let open = self.open[id];
-        self.gateways[open.gateway].sent[open.replica].now.requests -= 1;
+        self.changes(open, now, Change { requests: -1, prefill_tokens: 0 });
         self.sent[open.replica].1 -= open.blocks;
     }
 
-    fn opens(&mut self, open: Open) -> usize {
-        let own = &mut self.gateways[open.gateway].sent[open.replica].now;
-        own.requests += 1;
-        own.prefill_tokens += u64::from(open.prefill_tokens);
+    /// What a gateway has on a replica changes: it knows at once, others when they are told.
+    fn changes(&mut self, open: Open, now: f64, change: Change) {
+        for (at, gateway) in self.gateways.iter_mut().enumerate() {
+            match at == open.gateway {
+                true => gateway.sent[open.replica].change(change),
+                false if self.tell => gateway.told.push_back((now + TOLD_SECONDS, open.replica, change)),
+                false => {}
+            }
+        }
+    }
+
+    fn opens(&mut self, open: Open, now: f64) -> usize {
+        self.changes(open, now, Change { requests: 1, prefill_tokens: open.prefill_tokens.into() });
         let (prefill, decode) = &mut self.sent[open.replica];
         *prefill += u64::from(open.prefill_tokens / BLOCK_TOKENS);
         *decode += open.blocks;
@@ -348,13 +391,13 @@ impl Rule {
         }
         let now_ms = gateway_ms(now);
         self.gateways[at].index.note(&request.prompt.chain, choice.place as u32, choice.matched, now_ms);
-        self.opens(Open {
+        let open = Open {
             replica: choice.place,
             gateway: at,
             prefill_tokens: choice.terms.uncached_tokens,
             blocks: u64::from(request.prompt.tokens.div_ceil(BLOCK_TOKENS)),
-            began: false,
-        })
+        };
+        self.opens(open, now)
     }
 
     fn llm_d(&mut self, request: &Request, said: &[Said]) -> usize {

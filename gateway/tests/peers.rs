@@ -1,0 +1,195 @@
+//! Gateways that tell each other what they have on replicas: what one sends all count, and what one said is forgotten with it, however it ends
+//! and whatever else it says.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::{Router, body::Body, http::StatusCode, routing::get};
+use futures::{StreamExt, stream};
+use stoker_crds::{
+    endpoints::{DeploymentEndpoints, EndpointState, Endpoints, ReplicaEndpoint, WHOLE_WEIGHT},
+    in_flight::{IN_FLIGHT_PATH, InFlight, ReplicaInFlight},
+};
+use stoker_gateway::{
+    gateway::{Gateway, Settings},
+    peers,
+    server::router,
+    vital::{Flight, Vital},
+};
+use stoker_routing::Own;
+use tokio::net::TcpListener;
+
+const REPLICAS: [&str; 2] = ["a", "b"];
+
+async fn served(routes: Router) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    address
+}
+
+fn endpoints(number: u64, gateways: &[String], replicas: &[&str]) -> Endpoints {
+    let replica = |uid: &&str| ReplicaEndpoint {
+        pod: (*uid).into(),
+        uid: (*uid).into(),
+        address: Some("127.0.0.1:1".into()),
+        events: None,
+        revision: "r".into(),
+        weight: WHOLE_WEIGHT,
+        state: EndpointState::Serving,
+        load: None,
+    };
+    let chat = DeploymentEndpoints {
+        namespace: "default".into(),
+        name: "chat".into(),
+        replicas: replicas.iter().map(replica).collect(),
+        ..DeploymentEndpoints::default()
+    };
+    Endpoints { source: "test".into(), number, gateways: gateways.to_vec(), deployments: vec![chat] }
+}
+
+/// Gateways that follow each other and whoever is at `others`, themselves among them.
+async fn town(n_gateways: usize, others: &[String]) -> Vec<Arc<Gateway>> {
+    let gateways: Vec<_> = (0..n_gateways).map(|_| Gateway::new(Settings::default()).unwrap()).collect();
+    let mut addresses = others.to_vec();
+    for gateway in &gateways {
+        addresses.push(served(router(Arc::clone(gateway), Router::new())).await);
+        tokio::spawn(peers::follow(Arc::clone(gateway)));
+    }
+    gateways.iter().for_each(|gateway| gateway.learn(endpoints(1, &addresses, &REPLICAS)));
+    gateways
+}
+
+fn vital(gateway: &Gateway, uid: &str) -> Arc<Vital> {
+    let fleet = gateway.fleet();
+    fleet.vitals().find(|(of, _)| *of == uid).map(|(_, vital)| Arc::clone(vital)).unwrap()
+}
+
+/// Requests and tokens of all gateways on each replica, as this one knows.
+fn known(gateway: &Gateway) -> [(u32, u64); 2] {
+    REPLICAS.map(|uid| vital(gateway, uid).of_all()).map(|Own { requests, prefill_tokens }| (requests, prefill_tokens))
+}
+
+async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{what}: not in 30 s");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+async fn hear_each_other(gateways: &[Arc<Gateway>], n_others: i64) {
+    until("all hear the others, and nobody itself", || {
+        gateways.iter().all(|gateway| gateway.metrics.peers.get() == n_others)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_one_has_all_count_for_as_long_as_it_has_it() {
+    let gateways = town(3, &[]).await;
+    hear_each_other(&gateways, 2).await;
+    let mut first = Flight::begin(&vital(&gateways[0], "a"), 100);
+    let second = Flight::begin(&vital(&gateways[1], "a"), 50);
+    let third = Flight::begin(&vital(&gateways[2], "b"), 7);
+    let all = |expected: [(u32, u64); 2]| gateways.iter().all(|gateway| known(gateway) == expected);
+    until("three requests", || all([(2, 150), (1, 7)])).await;
+    assert_eq!(vital(&gateways[1], "a").own(), Own { requests: 1, prefill_tokens: 50 }, "others' are not its own");
+    first.prefilled();
+    until("one has begun to answer", || all([(2, 50), (1, 7)])).await;
+    drop((second, third));
+    until("two have ended", || all([(1, 0), (0, 0)])).await;
+
+    // A replica that leaves while it has something, and one that comes, with its documents at different times.
+    gateways[1].learn(endpoints(2, &gateways[1].fleet().gateways, &["b", "c"]));
+    let new = Flight::begin(&vital(&gateways[1], "c"), 9);
+    drop(first);
+    until("it has nothing more", || vital(&gateways[2], "a").of_all() == Own::default()).await;
+    for gateway in &gateways {
+        gateway.learn(endpoints(2, &gateway.fleet().gateways, &["b", "c"]));
+    }
+    let another = Flight::begin(&vital(&gateways[1], "c"), 9);
+    until("what comes next says it", || vital(&gateways[0], "c").of_all().requests == 2).await;
+    drop((new, another));
+    until("they have ended", || vital(&gateways[0], "c").of_all() == Own::default()).await;
+}
+
+#[tokio::test]
+async fn who_leaves_is_forgotten_and_not_followed_any_more() {
+    let gateways = town(2, &[]).await;
+    hear_each_other(&gateways, 1).await;
+    let _flight = Flight::begin(&vital(&gateways[0], "a"), 100);
+    until("one request", || known(&gateways[1])[0] == (1, 100)).await;
+    gateways[0].leave();
+    until("its word is gone", || known(&gateways[1])[0] == (0, 0) && gateways[1].metrics.peers.get() == 0).await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert_eq!(gateways[1].metrics.peers.get(), 0, "it tells nobody any more");
+    assert_eq!(known(&gateways[0])[0], (1, 100));
+}
+
+/// A gateway that says these pieces and is then silent, or ends.
+async fn says(pieces: Vec<Vec<u8>>, ends: bool) -> String {
+    let stream = move || {
+        let said = stream::iter(pieces.clone().into_iter().map(Ok::<_, std::io::Error>));
+        let rest = stream::pending().take(if ends { 0 } else { 1 });
+        async move { Body::from_stream(said.chain(rest)) }
+    };
+    served(Router::new().route(IN_FLIGHT_PATH, get(stream))).await
+}
+
+fn line(uid: &str, requests: u32) -> Vec<u8> {
+    let replica = ReplicaInFlight { uid: uid.into(), requests, prefill_tokens: 1000 };
+    let line = InFlight { gateway: "another".into(), replicas: vec![replica] };
+    [serde_json::to_vec(&line).unwrap(), b"\n".to_vec()].concat()
+}
+
+#[tokio::test]
+async fn what_a_stream_says_counts_while_it_goes_on_and_nonsense_ends_it() {
+    let (front, back) = (line("a", 4)[..20].to_vec(), line("a", 4)[20..].to_vec());
+    let in_pieces = says(vec![front, back, line("nobody", 3)], false).await;
+    let others = [
+        in_pieces,
+        says(vec![line("a", 50)], true).await,
+        says(vec![line("a", 600), b"{]\n".to_vec()], false).await,
+        says(vec![line("a", 7000), vec![b'x'; 5 << 20]], false).await,
+        served(Router::new().route(IN_FLIGHT_PATH, get(|| async { StatusCode::NOT_FOUND }))).await,
+        served(Router::new()).await,
+        "127.0.0.1:1".to_owned(),
+    ];
+    let gateways = town(1, &others).await;
+    until("the one that goes on counts", || known(&gateways[0])[0] == (4, 1000)).await;
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..300 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        seen.insert(known(&gateways[0])[0].0);
+    }
+    // Whoever ended is asked again, and counts for a moment each time.
+    assert!(seen.contains(&4) && seen.iter().all(|requests| requests % 10 == 4), "{seen:?}");
+}
+
+#[tokio::test]
+async fn no_more_than_so_many_are_told() {
+    // An error means that another test did.
+    let _chosen_before = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
+    let gateways = town(1, &[]).await;
+    let url = format!("http://{}{IN_FLIGHT_PATH}", gateways[0].fleet().gateways[0]);
+    let mut streams = Vec::new();
+    let refused = loop {
+        let answer = reqwest::get(&url).await.unwrap();
+        match answer.status().as_u16() {
+            200 => streams.push(answer),
+            refused => break refused,
+        }
+        assert!(streams.len() < 100, "somebody has to be refused");
+    };
+    assert_eq!((refused, streams.len()), (503, 32));
+    streams.clear();
+    let begun = Instant::now();
+    while reqwest::get(&url).await.unwrap().status() != 200 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "who goes away makes room");
+    }
+}
