@@ -46,8 +46,7 @@ async fn tell(gateway: &Gateway, lines: &Sender<Bytes>) {
     let (mut told, mut is_due, mut next) = (HashMap::new(), true, Instant::now());
     loop {
         let changed = gateway.in_flight_changes();
-        let fleet = gateway.fleet();
-        let replicas = news(&mut told, fleet.vitals().map(|(uid, vital)| (uid, vital.own())));
+        let replicas = news(&mut told, gateway.fleet().vitals().map(|(uid, vital)| (uid, vital.own())));
         if is_due || !replicas.is_empty() {
             let Some(line) = line(InFlight { gateway: gateway.id.clone(), replicas }) else { return };
             if lines.send(line).await.is_err() {

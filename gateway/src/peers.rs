@@ -17,7 +17,7 @@ use stoker_routing::Own;
 use tokio::{
     sync::watch,
     task::JoinHandle,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::{
@@ -32,6 +32,7 @@ const SILENCE: Duration = Duration::from_secs(3 * ALIVE_SECONDS);
 const ANSWER: Duration = Duration::from_secs(5);
 /// All that one has on ten thousand replicas is less.
 const LINE_BYTES_MAX: usize = 4 << 20;
+/// After a stream that ended; twice as long after each more that was short.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// Gateways of before have no such stream: they are asked this often, as they may be replaced behind the same address.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -85,18 +86,16 @@ impl Listener {
         // Gateways begin together: not all questions do.
         sleep(FIRST_PAUSE.mul_f64(rand::random())).await;
         loop {
+            let begun = Instant::now();
             match self.hear().await {
                 Ok(Ended::Own) => return,
-                Ok(Ended::Over) => pause = FIRST_PAUSE,
+                Ok(Ended::Over) => tracing::debug!(address = self.address, "another gateway has nothing more to say"),
                 Err(error) => {
-                    tracing::debug!(
-                        address = self.address,
-                        error = format!("{error:#}"),
-                        "another gateway is not heard"
-                    );
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    let error = format!("{error:#}");
+                    tracing::debug!(address = self.address, error, "another gateway is not heard");
                 }
             }
+            pause = if begun.elapsed() > LONGEST_PAUSE { FIRST_PAUSE } else { (pause * 2).min(LONGEST_PAUSE) };
             sleep(pause.mul_f64(rand::random::<f64>() / 2.0 + 0.5)).await;
         }
     }
