@@ -2,11 +2,7 @@
 //! What came out of order, from another start or not at all is asked for anew as a whole; while nobody answers, what was sent is all
 //! that is known. No request waits for any of it.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
@@ -18,11 +14,11 @@ use stoker_crds::{
 };
 use stoker_routing::Hearing;
 use tokio::{
-    task::{JoinHandle, yield_now},
+    task::yield_now,
     time::{Instant, sleep, timeout},
 };
 
-use crate::{fleet::Fleet, gateway::Gateway};
+use crate::{fleet::Fleet, followed::follow_each, gateway::Gateway};
 
 /// More than the wait that is asked for.
 const TIMEOUT: Duration = Duration::from_secs(WAIT_SECONDS_MAX + 5);
@@ -46,21 +42,8 @@ struct Teller {
 
 /// Follows every replica that serves, for ever.
 pub async fn follow(gateway: Arc<Gateway>) {
-    let (mut fleets, mut followed) = (gateway.fleets(), HashMap::<Teller, Following>::new());
-    loop {
-        let tellers = tellers(&fleets.borrow_and_update());
-        followed.retain(|teller, _| tellers.contains(teller));
-        for teller in tellers {
-            let begin = |teller: &Teller| {
-                let listener = Listener { gateway: Arc::clone(&gateway), teller: teller.clone(), known: None };
-                Following(tokio::spawn(listener.listen()))
-            };
-            followed.entry(teller).or_insert_with_key(begin);
-        }
-        if fleets.changed().await.is_err() {
-            return;
-        }
-    }
+    let listen = |teller| Listener { gateway: Arc::clone(&gateway), teller, known: None }.listen();
+    follow_each(gateway.fleets(), tellers, listen).await;
 }
 
 fn tellers(fleet: &Fleet) -> HashSet<Teller> {
@@ -70,15 +53,6 @@ fn tellers(fleet: &Fleet) -> HashSet<Teller> {
         Some(Teller { uid: member.uid.clone(), slot: member.slot, address: member.events.clone()? })
     };
     serving.filter_map(teller).collect()
-}
-
-/// Ends when it is dropped.
-struct Following(JoinHandle<()>);
-
-impl Drop for Following {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 /// What is known of a replica's events.

@@ -21,6 +21,7 @@ pub mod events;
 pub mod explain;
 pub mod feed;
 pub mod fleet;
+pub mod followed;
 pub mod gateway;
 pub mod headers;
 pub mod in_flight;

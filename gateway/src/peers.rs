@@ -2,11 +2,7 @@
 //! would ([0039](../../docs/decisions/0039-gateways-tell-each-other.md)). What one said counts while its stream goes on; without it, choices are made by what replicas
 //! report, and no request waits for any of it.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use bytes::{Bytes, BytesMut};
@@ -16,12 +12,12 @@ use stoker_crds::in_flight::{ALIVE_SECONDS, IN_FLIGHT_PATH, InFlight};
 use stoker_routing::Own;
 use tokio::{
     sync::watch,
-    task::JoinHandle,
     time::{Instant, sleep, timeout},
 };
 
 use crate::{
     fleet::Fleet,
+    followed::follow_each,
     gateway::Gateway,
     vital::{Theirs, Vital},
 };
@@ -39,30 +35,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Follows every other gateway, for ever.
 pub async fn follow(gateway: Arc<Gateway>) {
-    let (mut fleets, mut followed) = (gateway.fleets(), HashMap::<String, Following>::new());
-    loop {
-        let named: HashSet<String> = fleets.borrow_and_update().gateways.iter().cloned().collect();
-        followed.retain(|address, _| named.contains(address));
-        for address in named {
-            let begin = |address: &String| {
-                let listener = Listener { gateway: Arc::clone(&gateway), address: address.clone() };
-                Following(tokio::spawn(listener.listen()))
-            };
-            followed.entry(address).or_insert_with_key(begin);
-        }
-        if fleets.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-/// Ends when it is dropped.
-struct Following(JoinHandle<()>);
-
-impl Drop for Following {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+    let named = |fleet: &Fleet| fleet.gateways.iter().cloned().collect();
+    let listen = |address| Listener { gateway: Arc::clone(&gateway), address }.listen();
+    follow_each(gateway.fleets(), named, listen).await;
 }
 
 /// How a stream ended that was one.
