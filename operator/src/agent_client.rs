@@ -226,8 +226,7 @@ pub fn inference_address(ip: &str) -> String {
     address(ip, AGENT_PORT)
 }
 
-/// An address as it stands in a URL.
-/// `IP:PORT`, whatever kind of address it is.
+/// `IP:PORT` as it stands in a URL, whatever kind of address it is.
 pub(crate) fn address(ip: &str, port: u16) -> String {
     if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") }
 }
