@@ -23,6 +23,7 @@ use crate::{
     budget::RetryBudget,
     explain::Foreseen,
     fleet::{Deployment, Fleet, Member, Registry, Version},
+    in_flight,
     line::Bounds,
     metrics::Metrics,
     oidc::Issuers,
@@ -109,8 +110,6 @@ pub struct Gateway {
     quotas: Mutex<HashMap<String, Quota>>,
 }
 
-/// A look at all replicas is made for each, up to a thousand times a second.
-const TELLINGS_MAX: usize = 32;
 /// Each is a name in metrics and an account of its limits for as long as the process lives.
 const NAMED_BY_TOKENS_MAX: usize = 10_000;
 
@@ -143,7 +142,7 @@ impl Gateway {
             metrics: Arc::new(Metrics::new()?),
             turns: Turns::bounded(line),
             id: format!("{:016x}", rand::random::<u64>()),
-            tellings: Arc::new(Semaphore::new(TELLINGS_MAX)),
+            tellings: Arc::new(Semaphore::new(in_flight::READERS_MAX)),
             upstream: Upstream::default(),
             spans: OnceLock::new(),
             fleet: watch::Sender::default(),

@@ -25,6 +25,9 @@ const PACE: Duration = Duration::from_millis(1);
 /// Lines that were not needed for so long may be written later, at once.
 const CREDIT: Duration = Duration::from_millis(50);
 
+/// Streams at the same time: a look at all replicas is made for each line.
+pub(crate) const READERS_MAX: usize = 32;
+
 /// What this gateway has in flight, as it changes.
 pub async fn stream(State(gateway): State<Arc<Gateway>>) -> Response {
     let place = Arc::clone(&gateway.tellings).try_acquire_owned().ok().filter(|_| !gateway.leaves());

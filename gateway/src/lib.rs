@@ -1,6 +1,6 @@
 //! The gateway: one address for all replicas of all deployments.
 //!
-//! `feed` follows the operator, `kv_feed` what replicas say of their caches and `peers` what other gateways have `in_flight` there, `fleet` is what is known, `scan` reads what routing
+//! `feed` follows the operator, `kv_feed` what replicas say of their caches and `peers` what other gateways have `in_flight` there (each is `followed` while it is named), `fleet` is what is known, `scan` reads what routing
 //! needs of a body, `asked` is the request with it, `stoker_routing` chooses, `attempt` asks one replica on a connection of `upstream`, `proxy` those that `tries` lets it, and `relay` passes the answer on; when its
 //! replica is lost (`watch` asks whether a silent one's `vital` signs are there), `resume` has another one go on behind what `journal` kept, for as long as `search` says. Where no replica has
 //! `room`, requests wait for their `turns` in a `line`. `tenants` are who may ask, if not everybody, by keys or by tokens of issuers (`oidc`), `permit` is their leave, `accounts` brings what answers did not tell of their time. `picker`

@@ -285,6 +285,26 @@ mod tests {
     }
 
     #[test]
+    fn each_change_of_what_is_here_is_told_at_once() {
+        let changed = Arc::new(Notify::new());
+        let vital = Arc::new(Vital::telling(&changed));
+        let is_told = |change: &mut dyn FnMut()| {
+            let told = changed.notified();
+            change();
+            is_ready(told)
+        };
+        let mut flight = None;
+        assert!(is_told(&mut || flight = Some(Flight::begin(&vital, 100))));
+        assert!(is_told(&mut || flight.as_mut().expect("it began").prefilled()));
+        assert!(is_told(&mut || flight = None));
+        assert!(!is_told(&mut || {}));
+    }
+
+    fn is_ready(future: impl Future<Output = ()>) -> bool {
+        std::pin::pin!(future).poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready()
+    }
+
+    #[test]
     fn what_others_have_counts_for_as_long_as_they_say_so() {
         let vital = Arc::new(Vital::default());
         let own = |requests, prefill_tokens| Own { requests, prefill_tokens };

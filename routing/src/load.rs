@@ -35,8 +35,8 @@ pub struct Load {
     pub is_fresh: bool,
 }
 
-/// Of the requests of others, which no gateway that is heard has sent, this part is counted. They were there up to two seconds ago and are mostly others by now, and every gateway sees
-/// the same numbers: three that believe them send everything to the same replicas (`stoker-routes`: without sharing, a median TTFT
+/// Of the requests of others, which no gateway that is heard has sent, this part is counted. They were there up to two seconds ago and
+/// are mostly others by now, and every gateway sees the same numbers: three that believe them send everything to the same replicas (`stoker-routes`: without sharing, a median TTFT
 /// of 141 ms with all of them, 65 with a half, 48 where there is one gateway).
 const OTHERS_PART: u32 = 4;
 /// Tokens of others' prompts that are computed before the next report, about: only a line longer than this is still there.

@@ -5,7 +5,7 @@
 //! what another one holds takes it from all. Replicas that have more than their share of requests are
 //! left out. Among those that are nearly equal the one that says it holds most is chosen, then the prompt's own key decides, by rendezvous hashing: gateways that have never heard of
 //! each other send prompts that begin alike to the same replica. Where several hold the same of a prompt, all of it is the key: what many prompts begin with would lead all
-//! of them to one of those that hold it. What is nearly equal is some sequences wide: gateways do not know what others sent since the last report, and
+//! of them to one of those that hold it. What is nearly equal is some sequences wide: gateways know what others sent a moment late, or by reports alone, and
 //! the more replicas are equal to all of them, the more often they choose alike ([0027](../../docs/decisions/0027-gateways-agree-by-what-they-take-for-equal.md)). Where no replica has told its load, the first two by the key are
 //! compared, with those that hold a prefix: what one gateway knows is too little to look for the least of all, and all would find the same.
 //!

@@ -128,8 +128,7 @@ impl WorkTerm {
             term.map_or(0.0, Self::loaded_replicas)
         };
         let (mean, slow) = (loaded(work), loaded(work.of_the_slowest()));
-        let lack = (slow - mean) / slow.max(1.0);
-        if lack.is_finite() { lack.max(0.0) } else { 0.0 }
+        ((slow - mean) / slow.max(1.0)).max(0.0)
     }
 
     /// Seconds of work that come in a second.

@@ -35,6 +35,16 @@ fn three_gateways_find_what_one_does_as_far_as_they_hear_of_it() {
 }
 
 #[test]
+fn three_gateways_that_tell_each_other_choose_as_one() {
+    for kind in Kind::ALL {
+        let three = |tell| outcome(kind, RuleName::Stoker { n_gateways: 3, hears: Hears::All, tell });
+        let (apart, together, one) = (three(false), three(true), outcome(kind, RuleName::STOKER));
+        assert!(together.agreement >= 0.95 && together.agreement > apart.agreement, "{kind:?}: {together:?} {apart:?}");
+        assert!(together.ttft.p50 <= 1.1 * one.ttft.p50, "{kind:?}: {together:?} {one:?}");
+    }
+}
+
+#[test]
 fn without_anything_to_share_it_is_no_worse_than_the_least_loaded() {
     let [ours, least] = [RuleName::STOKER, RuleName::LeastRequests].map(|rule| outcome(Kind::NoSharing, rule));
     assert!(ours.ttft.p50 <= 1.02 * least.ttft.p50 && ours.ttft.p99 <= 1.02 * least.ttft.p99, "{ours:?} {least:?}");
