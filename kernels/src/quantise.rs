@@ -96,6 +96,11 @@ impl QuantisedRows {
         Ok(Self { values: device.zeros(n_values)?, scales: device.zeros(n_rows)?, sums: device.zeros(0)? })
     }
 
+    /// For rows that are all to be written, which no other GPU reads.
+    pub fn unset(device: &Device, n_values: usize, n_rows: usize) -> Result<Self, KernelError> {
+        Ok(Self { values: device.own_unset(n_values)?, scales: device.unset(n_rows)?, sums: device.zeros(0)? })
+    }
+
     /// With so many bytes for sums of rows that are beside codes: [`beside_codes_bytes`].
     pub fn beside_codes(self, device: &Device, n_bytes: usize) -> Result<Self, KernelError> {
         Ok(Self { sums: device.zeros(n_bytes)?, ..self })

@@ -343,6 +343,28 @@ fn weights_that_are_not_numbers_end_the_request_with_an_error_and_the_engine_goe
     assert_eq!(engine.load().stopped, None);
 }
 
+/// Other tests of this process allocate meanwhile, much less each.
+#[test]
+fn an_engine_that_has_ended_has_given_its_memory_back() {
+    if !has_gpu("an_engine_that_has_ended_has_given_its_memory_back") {
+        return;
+    }
+    const TOKENS: u32 = 4 << 20;
+    let limits = EngineLimits { kv_cache_tokens: Some(TOKENS), ..EngineLimits::default() };
+    let config = EngineConfig { device: DeviceChoice::Cuda(0), ..common::config(&common::ember(), limits) };
+    // Whoever holds the GPU open keeps its context, and what that holds.
+    let device = Device::open(0).unwrap();
+    let free = || device.memory().unwrap().0;
+    let before = free();
+    let engine = Engine::start(config, |_| {}).expect("the model starts");
+    let taken = before - free();
+    assert!(taken > 8 << 30, "{taken} bytes are too few to see");
+    engine.shutdown();
+    drop(engine);
+    let missing = before.saturating_sub(free());
+    assert!(missing < taken / 4, "{missing} of {taken} bytes were kept");
+}
+
 pub(crate) fn share_equal(ours: &[Vec<TokenId>], theirs: &[Vec<TokenId>]) -> f64 {
     assert_eq!(ours.len(), theirs.len());
     ours.iter().zip(theirs).filter(|(ours, theirs)| ours == theirs).count() as f64 / ours.len() as f64

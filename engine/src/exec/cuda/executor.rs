@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 
 use stoker_fit::gpu::Capacity;
 use stoker_kernels::{
-    KernelError, graph::Graph, mark::Mark, packed::Packed, readback::Readback, sampling::Turn, span::Span,
+    Device, KernelError, graph::Graph, mark::Mark, packed::Packed, readback::Readback, sampling::Turn, span::Span,
 };
 
 pub use self::measure::{Decodes, MeasuredProgram};
@@ -329,9 +329,14 @@ impl CudaRank {
 }
 
 impl CudaRank {
+    /// What it computes on.
+    pub(super) fn device(&self) -> &Device {
+        self.forward.device()
+    }
+
     /// Waits until all that was launched has run.
     pub(super) fn synchronize(&self) -> Result<(), KernelError> {
-        self.forward.device().synchronize()
+        self.device().synchronize()
     }
 
     /// As [`Executor`](crate::exec::Executor) does, for one of the ranks that all do.

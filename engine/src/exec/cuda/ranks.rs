@@ -2,6 +2,8 @@
 //! and launches every step, which is put together once; they meet in kernels alone (`kernels/csrc/reduce.cuh`). Each draws all tokens
 //! from the same bits, so none waits for another's token, and the first one's are read.
 
+use stoker_kernels::Device;
+
 use super::{
     batch::{Batch, BatchLimits},
     executor::CudaRank,
@@ -95,6 +97,11 @@ impl Drop for CudaExecutor {
         // Nobody's memory goes while a kernel of another rank may read it. A failure means that none runs any more.
         for rank in &self.ranks {
             let _ = rank.synchronize();
+        }
+        // What is freed goes back to the driver when its stream is waited for next: the engine that starts next has it.
+        let devices: Vec<Device> = self.ranks.drain(..).map(|rank| rank.device().clone()).collect();
+        for device in devices {
+            let _ = device.synchronize();
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{convert::Infallible, ops::Range, thread};
 
 use stoker_fit::gpu::described_int4_bytes;
 use stoker_kernels::{
-    CudaSlice, KernelError, Kernels, bf16,
+    CudaSlice, Device, KernelError, Kernels, bf16,
     choose::WeightFormat,
     device::Properties,
     int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
@@ -28,6 +28,10 @@ use crate::{
         },
     },
 };
+
+/// Numbers in bf16 that lie on the device at a time to be quantised, 2 GiB: all of a model may be more than the GPU has, and each pause
+/// between them costs a start some ms.
+const STAGED_VALUES_MAX: usize = 1 << 30;
 
 /// Deviation of random weights: with it, logits of the common shapes are of a trained model's size.
 const RANDOM_SCALE: f32 = 0.02;
@@ -75,7 +79,7 @@ impl Projection {
     /// Row by row, `width` values each.
     fn quantised(kernels: &Kernels, matrix: CudaSlice<bf16>, width: usize) -> Result<Self, KernelError> {
         let n_rows = matrix.len() / width;
-        let mut rows = QuantisedRows::zeros(kernels.device(), matrix.len(), n_rows)?;
+        let mut rows = QuantisedRows::unset(kernels.device(), matrix.len(), n_rows)?;
         kernels.quantise_rows(QuantiseRows { out: rows.rows_mut(n_rows, width), x: matrix.as_view(), width })?;
         Ok(Self::E4m3(rows))
     }
@@ -99,32 +103,26 @@ impl Projection {
 }
 
 impl Weights<Projection, Projection> {
-    /// As the shape says that projections lie there; what they were made of is freed matrix by matrix.
-    fn stored_as(self, kernels: &Kernels, shape: &ModelShape) -> Result<Weights, KernelError> {
-        let project = |matrix: Projection, width: usize| match (shape.projections, matrix) {
-            (WeightFormat::E4m3, Projection::Bf16(matrix)) => Projection::quantised(kernels, matrix, width),
-            (_, matrix) => Ok(matrix),
-        };
+    /// With what is no projection as the bf16 that it is.
+    fn with_plain(self) -> Weights {
         let plain = |vector: Option<Projection>| vector.map(Projection::plain);
-        let layer = |layer: Layer<Projection, Projection>| {
-            Ok(Layer {
-                qkv: project(layer.qkv, shape.hidden)?,
-                o: project(layer.o, shape.attended_width())?,
-                gate_up: project(layer.gate_up, shape.hidden)?,
-                down: project(layer.down, shape.inner)?,
-                before_attention: plain(layer.before_attention),
-                qkv_bias: plain(layer.qkv_bias),
-                qk_norm: layer.qk_norm.map(|(q, k)| (q.plain(), k.plain())),
-                o_bias: plain(layer.o_bias),
-                after_attention: plain(layer.after_attention),
-                before_feed_forward: plain(layer.before_feed_forward),
-                gate_up_bias: plain(layer.gate_up_bias),
-                down_bias: plain(layer.down_bias),
-                after_feed_forward: plain(layer.after_feed_forward),
-            })
+        let layer = |layer: Layer<Projection, Projection>| Layer {
+            qkv: layer.qkv,
+            o: layer.o,
+            gate_up: layer.gate_up,
+            down: layer.down,
+            before_attention: plain(layer.before_attention),
+            qkv_bias: plain(layer.qkv_bias),
+            qk_norm: layer.qk_norm.map(|(q, k)| (q.plain(), k.plain())),
+            o_bias: plain(layer.o_bias),
+            after_attention: plain(layer.after_attention),
+            before_feed_forward: plain(layer.before_feed_forward),
+            gate_up_bias: plain(layer.gate_up_bias),
+            down_bias: plain(layer.down_bias),
+            after_feed_forward: plain(layer.after_feed_forward),
         };
-        let layers = self.layers.into_iter().map(layer).collect::<Result<_, KernelError>>()?;
-        Ok(Weights { embed: self.embed.plain(), layers, norm: self.norm.plain(), lm_head: plain(self.lm_head) })
+        let layers = self.layers.into_iter().map(layer).collect();
+        Weights { embed: self.embed.plain(), layers, norm: self.norm.plain(), lm_head: plain(self.lm_head) }
     }
 }
 
@@ -266,43 +264,105 @@ pub(super) fn load(
     let stored = each(&slots, stored);
     let found: Vec<_> = slots.iter().zip(&stored).collect();
     let ways = each(&found, |(slot, parts)| way(slot, parts, shape.projections));
+    let comings: Vec<_> =
+        slots.iter().zip(&stored).zip(&ways).map(|((slot, parts), way)| Coming { slot, parts, way }).collect();
     let n_values: usize = slots.iter().map(Slot::len).sum();
-    let mut n_done = 0;
     let mut buffers = Vec::with_capacity(slots.len());
-    for ((slot, parts), way) in found.into_iter().zip(&ways) {
-        buffers.push(match way {
-            Way::FourBits(groups) => Projection::Int4(Int4Matrix::awaited(kernels.device(), groups.layout)?),
-            Way::Codes(scales) => Projection::E4m3(QuantisedRows::with_scales(kernels.device(), slot.len(), scales)?),
-            Way::Dequantised => {
-                let made = kernels.device().holding(&dequantised(slot.order, parts))?;
-                n_done += slot.len();
-                progress(n_done as f32 / n_values as f32);
-                Projection::Bf16(made)
-            }
-            // What is quantised on arrival is freed matrix by matrix, and of the pool what it leaves is there for the next one at once.
-            Way::Stored if slot.is_projection && shape.projections == WeightFormat::E4m3 => {
-                Projection::Bf16(kernels.device().unset(slot.len())?)
-            }
-            Way::Stored => Projection::Bf16(kernels.device().own_unset(slot.len())?),
-        });
+    let mut n_done = 0;
+    for together in batches(&comings, |coming| coming.staged_values(shape), STAGED_VALUES_MAX) {
+        let done = |n: usize| n as f32 / n_values as f32;
+        let n_now: usize = together.iter().map(|coming| coming.slot.len()).sum();
+        let report = |share: f32| progress(done(n_done) + share * done(n_now));
+        buffers.extend(brought(kernels, shape, together, &report)?);
+        n_done += n_now;
     }
-    let first = n_done as f32 / n_values as f32;
-    let uploads = buffers.iter_mut().zip(slots.iter().zip(&stored)).zip(&ways);
-    let uploads = uploads.flat_map(|((buffer, (slot, parts)), way)| uploads_of(buffer, way, slot.order, parts));
-    upload(kernels, uploads.collect(), &|share| progress(first + share * (1.0 - first)))?;
     let mut buffers = buffers.into_iter();
     let Ok(loaded) =
         assemble(spec, shape.rank, |_| Ok::<_, Infallible>(buffers.next().expect("there is a buffer for every slot")));
-    loaded.stored_as(kernels, shape)
+    Ok(loaded.with_plain())
+}
+
+/// A slot, what is stored of it, and how it comes.
+struct Coming<'a> {
+    slot: &'a Slot<'a>,
+    parts: &'a [StoredMatrix],
+    way: &'a Way<'a>,
+}
+
+impl Coming<'_> {
+    /// It comes as bf16 and stays as e4m3.
+    fn is_quantised_on_arrival(&self, shape: &ModelShape) -> bool {
+        let is_bf16 = matches!(self.way, Way::Stored | Way::Dequantised);
+        self.slot.is_projection && shape.projections == WeightFormat::E4m3 && is_bf16
+    }
+
+    /// Numbers that lie on the device while it comes, and not afterwards.
+    fn staged_values(&self, shape: &ModelShape) -> usize {
+        if self.is_quantised_on_arrival(shape) { self.slot.len() } else { 0 }
+    }
+
+    fn buffer(&self, device: &Device, shape: &ModelShape) -> Result<Projection, KernelError> {
+        let len = self.slot.len();
+        Ok(match self.way {
+            Way::FourBits(groups) => Projection::Int4(Int4Matrix::awaited(device, groups.layout)?),
+            Way::Codes(scales) => Projection::E4m3(QuantisedRows::with_scales(device, len, scales)?),
+            Way::Dequantised => Projection::Bf16(device.holding(&dequantised(self.slot.order, self.parts))?),
+            // Of the pool, which has it for the next one as soon as it is freed.
+            Way::Stored if self.is_quantised_on_arrival(shape) => Projection::Bf16(device.unset(len)?),
+            Way::Stored => Projection::Bf16(device.own_unset(len)?),
+        })
+    }
+}
+
+/// The buffers of some slots with what is stored of them.
+fn brought(
+    kernels: &Kernels,
+    shape: &ModelShape,
+    comings: &[Coming<'_>],
+    progress: &(dyn Fn(f32) + Sync),
+) -> Result<Vec<Projection>, KernelError> {
+    let is_made = |coming: &Coming<'_>| matches!(coming.way, Way::Dequantised);
+    let n_values: usize = comings.iter().map(|coming| coming.slot.len()).sum();
+    let mut made = 0.0;
+    let mut buffers = Vec::with_capacity(comings.len());
+    for coming in comings {
+        buffers.push(coming.buffer(kernels.device(), shape)?);
+        if is_made(coming) {
+            made += coming.slot.len() as f32 / n_values as f32;
+            progress(made);
+        }
+    }
+    let uploads = buffers.iter_mut().zip(comings).flat_map(|(buffer, coming)| uploads_of(buffer, coming));
+    upload(kernels, uploads.collect(), &|share| progress(made + share * (1.0 - made)))?;
+    let stays = |(buffer, coming): (Projection, &Coming<'_>)| match buffer {
+        Projection::Bf16(matrix) if coming.is_quantised_on_arrival(shape) => {
+            Projection::quantised(kernels, matrix, coming.slot.width())
+        }
+        buffer => Ok(buffer),
+    };
+    buffers.into_iter().zip(comings).map(stays).collect()
+}
+
+/// Items one behind the other, as many together as weigh no more than `most`; what weighs more by itself is alone.
+fn batches<T>(items: &[T], weight: impl Fn(&T) -> usize, most: usize) -> impl Iterator<Item = &[T]> {
+    let mut rest = items;
+    std::iter::from_fn(move || {
+        let mut sum = 0;
+        let fits = |item: &&T| {
+            sum += weight(item);
+            sum <= most
+        };
+        let n = rest.iter().take_while(fits).count().max(1).min(rest.len());
+        let (now, later) = rest.split_at(n);
+        rest = later;
+        (!now.is_empty()).then_some(now)
+    })
 }
 
 /// What is copied to a slot's buffer.
-fn uploads_of<'a>(
-    buffer: &'a mut Projection,
-    way: &'a Way<'_>,
-    order: Order,
-    parts: &'a [StoredMatrix],
-) -> Vec<Upload<'a>> {
+fn uploads_of<'a>(buffer: &'a mut Projection, coming: &Coming<'a>) -> Vec<Upload<'a>> {
+    let Coming { slot: Slot { order, .. }, parts, way } = *coming;
+    let order = *order;
     let target = match (buffer, way) {
         (_, Way::Dequantised) => return vec![],
         (Projection::Int4(matrix), Way::FourBits(maker)) => {
@@ -544,13 +604,22 @@ pub(super) fn random(
         WeightRole::Norm => device.holding(&vec![bf16::ONE; slot.len()]).map(Projection::Bf16),
         WeightRole::Bias => device.zeros(slot.len()).map(Projection::Bf16),
     })?;
-    weights.stored_as(kernels, shape)
+    Ok(weights.with_plain())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::model::StoredWeight;
+
+    #[test]
+    fn as_many_come_together_as_may_be_staged_at_a_time() {
+        let together =
+            |weights: &[usize]| batches(weights, |weight| *weight, 10).map(<[usize]>::to_vec).collect::<Vec<_>>();
+        assert_eq!(together(&[4, 6, 1, 0, 30, 2, 0]), [vec![4, 6], vec![1, 0], vec![30], vec![2, 0]]);
+        assert_eq!(together(&[0; 5]), [vec![0; 5]]);
+        assert!(together(&[]).is_empty());
+    }
 
     #[test]
     fn gate_and_up_lie_in_turn_and_others_behind_each_other() {
