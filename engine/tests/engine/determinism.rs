@@ -82,19 +82,26 @@ fn grammars(engine: &EngineHandle) -> Vec<Option<Constraint>> {
     std::iter::once(None).chain(compiled).collect()
 }
 
-#[test]
-fn a_hundred_greedy_and_thirty_drawn_runs_under_noise_are_one_text_and_one_set_of_log_probabilities() {
-    // Prompts are cut, and more are asked than run.
-    let limits = EngineLimits {
+/// Prompts are cut, and more are asked than run.
+pub(crate) fn limits() -> EngineLimits {
+    EngineLimits {
         max_num_seqs: Some(8),
         max_batched_tokens: Some(40),
         kv_cache_tokens: Some(640),
         expected_completion: None,
         max_model_len: Some(256),
         ..EngineLimits::default()
-    };
-    let engine = common::start(&common::ember(), limits);
-    for constraint in grammars(&engine) {
+    }
+}
+
+#[test]
+fn a_hundred_greedy_and_thirty_drawn_runs_under_noise_are_one_text_and_one_set_of_log_probabilities() {
+    assert_runs_are_one(&common::start(&common::ember(), limits()));
+}
+
+/// A hundred greedy runs and thirty drawn ones under noise, free and under grammars.
+pub(crate) fn assert_runs_are_one(engine: &EngineHandle) {
+    for constraint in grammars(engine) {
         for (temperature, n_runs) in [(0.0, 100), (0.9, 30)] {
             let sampling =
                 SamplingParams { temperature, seed: 7, constraint: constraint.clone(), ..SamplingParams::default() };
@@ -103,7 +110,7 @@ fn a_hundred_greedy_and_thirty_drawn_runs_under_noise_are_one_text_and_one_set_o
             let request = Request { prompt, sampling, stop, logprobs: Some(3), ..Request::default() };
             let alone = answer(engine.submit(request.clone()).unwrap());
             assert_eq!(alone.logprobs.len(), alone.tokens.len());
-            for (run, one) in many(&engine, &request, n_runs).iter().enumerate() {
+            for (run, one) in many(engine, &request, n_runs).iter().enumerate() {
                 assert_eq!(*one, alone, "run {run} at temperature {temperature} under {constraint:?}");
             }
         }

@@ -67,7 +67,7 @@ fn grammars(engine: &EngineHandle) -> Vec<Constraint> {
 
 /// All that a client is told, but for log-probabilities, of which there is one a token or none.
 #[derive(Clone, Debug, PartialEq)]
-struct Told {
+pub(crate) struct Told {
     tokens: Vec<TokenId>,
     text: String,
     n_prompt_positions: usize,
@@ -135,12 +135,12 @@ fn one_by_one(requests: &[Request]) -> Vec<Request> {
     requests.iter().map(|request| Request { logprobs: Some(0), ..request.clone() }).collect()
 }
 
-fn roomy() -> EngineLimits {
+pub(crate) fn roomy() -> EngineLimits {
     EngineLimits { max_model_len: Some(512), ..EngineLimits::default() }
 }
 
 /// A cache in which somebody is preempted.
-fn tight() -> EngineLimits {
+pub(crate) fn tight() -> EngineLimits {
     EngineLimits { kv_cache_tokens: Some(768), expected_completion: None, ..roomy() }
 }
 
@@ -176,19 +176,45 @@ fn what_comes_is_what_would_have_been_drawn() {
     }
     assert!(expected.iter().filter(|told| told.stop_match.is_some()).count() > 4, "some end by a stop string");
     assert!(expected.iter().any(|told| told.n_prompt_positions > 0), "some ask about their prompts");
-    let two = || start_with_two(&model, roomy());
     assert_same(&told(&one, requests.clone()), &expected);
     let tight_one = common::start(&model, tight());
-    assert_same(&told_in_company(&tight_one, requests.clone()), &expected);
-    // An executor of two steps reads no prompts here.
-    let unread = |request: &Request| Request { prompt_logprobs: None, ..request.clone() };
-    let requests: Vec<Request> = requests.iter().map(unread).collect();
+    assert_same(&told_in_company(&tight_one, requests), &expected);
+    assert!(tight_one.load().preemptions > 0, "a tight cache preempts somebody");
     let expected: Vec<Told> = expected.into_iter().map(|told| Told { n_prompt_positions: 0, ..told }).collect();
-    assert_same(&told(&two(), requests.clone()), &expected);
-    let tight_two = start_with_two(&model, tight());
-    assert_same(&told_in_company(&tight_two, requests), &expected);
-    let preemptions = [tight_one, tight_two].map(|engine| engine.load().preemptions);
-    assert!(preemptions.iter().all(|n| *n > 0), "a tight cache preempts somebody: {preemptions:?}");
+    assert_same(&told_as_drawn(&start_with_two(&model, roomy()), &start_with_two(&model, tight())), &expected);
+}
+
+/// What an engine tells that reads no prompts: the same whether what must come is drawn or not, and in a cache in which somebody is
+/// preempted.
+pub(crate) fn told_as_drawn(roomy: &EngineHandle, tight: &EngineHandle) -> Vec<Told> {
+    let unread = |request| Request { prompt_logprobs: None, ..request };
+    let requests: Vec<Request> = all_asked(roomy, 6).into_iter().map(unread).collect();
+    let drawn = told(roomy, one_by_one(&requests));
+    assert_same(&told(roomy, requests.clone()), &drawn);
+    assert_same(&told_in_company(tight, requests), &drawn);
+    assert!(tight.load().preemptions > 0, "a tight cache preempts somebody");
+    drawn
+}
+
+/// Every token is one that its grammar allows there, drawn all at once and one after the other.
+pub(crate) fn assert_grammars_are_followed(engine: &EngineHandle) {
+    let unread = |request| Request { prompt_logprobs: None, ..request };
+    let requests: Vec<Request> = all_asked(engine, 4).into_iter().map(unread).collect();
+    for (n, (request, told)) in requests.iter().zip(told(engine, requests.clone())).enumerate() {
+        assert!(matches!(told.reason, FinishReason::Stop | FinishReason::Length), "request {n}: {:?}", told.reason);
+        let mut matcher = request.sampling.constraint.as_ref().expect("all have one").0.matcher();
+        for token in &told.tokens {
+            let mut allowed = vec![0; engine.model().vocab_size.div_ceil(32) as usize];
+            matcher.allow(&mut allowed).unwrap();
+            assert!(allowed[*token as usize / 32] >> (token % 32) & 1 == 1, "request {n}: {token} of {:?}", told.text);
+            matcher.accept(*token).unwrap();
+        }
+    }
+}
+
+#[test]
+fn every_token_is_one_that_its_grammar_allows() {
+    assert_grammars_are_followed(&start_with_two(&common::ember(), roomy()));
 }
 
 #[test]

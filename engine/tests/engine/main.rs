@@ -10,6 +10,7 @@ mod constraint;
 mod cuda;
 mod cuda_families;
 mod cuda_gguf;
+mod cuda_grammars;
 mod cuda_invariance;
 mod cuda_quantised;
 mod cuda_ranks;
