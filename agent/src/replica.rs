@@ -470,12 +470,14 @@ impl Replica {
 }
 
 fn memory_report(model: &ModelInfo) -> MemoryReport {
-    let ModelInfo { device, memory, .. } = model;
+    let ModelInfo { device, held, memory, .. } = model;
     MemoryReport {
         device: device.clone(),
         weights_bytes: memory.weights_bytes,
+        held: held.iter().map(|(format, bytes)| ((*format).to_owned(), *bytes)).collect(),
         workspace_bytes: memory.workspace_bytes,
         kv_tokens: memory.kv_tokens(),
+        kv_bytes_per_token: memory.kv_bytes_per_token,
         limit_bytes: memory.limit_bytes,
     }
 }

@@ -14,7 +14,7 @@ use anyhow::{Context, anyhow, bail};
 use serde_json::Value;
 use stoker_crds::{
     contract::{ModelReport, is_commit},
-    description::CONFIG_BYTES_MAX,
+    description::{CONFIG_BYTES_MAX, in_shares},
 };
 use stoker_engine::{ChatTemplates, Engine, EngineHandle, ModelFiles, ModelInfo, StartError, model::planning_config};
 use stoker_fetch::{Shelf, cache, lease};
@@ -179,17 +179,19 @@ fn chat_template(engine: &EngineHandle) -> anyhow::Result<Option<ChatTemplate>> 
 /// What is served, on what, with how much KV cache, and how to try it.
 fn summary(settings: &Settings, model: &ModelInfo, address: SocketAddr) -> String {
     let name = &settings.served_names[0];
-    let ModelInfo { architecture, n_params, dtype, max_model_len, device, memory, .. } = model;
+    let ModelInfo { architecture, n_params, dtype, held, max_model_len, device, memory, .. } = model;
     let millions = *n_params as f64 / 1e6;
     let mib = |bytes: u64| bytes / (1 << 20);
     let (weights, kv) = (mib(memory.weights_bytes), mib(memory.kv_bytes));
-    let kv_tokens = memory.kv_tokens();
+    let held = in_shares(held.iter().map(|(format, bytes)| (format, *bytes)));
+    let (kv_tokens, token_bytes) = (memory.kv_tokens(), memory.kv_bytes_per_token);
     let blocks = memory.kv_blocks;
     let seqs = model.max_num_seqs;
     let url = reachable(address);
     format!(
-        "serving {name} ({architecture}, {millions:.1} M parameters, {dtype}, {weights} MiB) on {device}\n\
-         context {max_model_len} tokens, KV cache {kv_tokens} tokens ({blocks} blocks, {kv} MiB), up to {seqs} sequences\n\
+        "serving {name} ({architecture}, {millions:.1} M parameters, {dtype}, {weights} MiB: {held}) on {device}\n\
+         context {max_model_len} tokens, KV cache {kv_tokens} tokens of {token_bytes} bytes ({blocks} blocks, {kv} MiB), up to {seqs} \
+         sequences\n\
          try: curl {url}/v1/chat/completions -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hello!\"}}]}}'"
     )
 }

@@ -3,7 +3,7 @@
 //! allows, token by token. Which tokens come before a draw the engine decides, where it knows them ahead: the clock goes on behind their bytes.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     fs,
     path::Path,
     sync::{
@@ -200,6 +200,7 @@ impl Bench {
             architecture: "Clock".into(),
             n_params: 0,
             dtype: "none".into(),
+            held: BTreeMap::new(),
             max_model_len: CONTEXT,
             max_num_seqs: sched.max_num_seqs as u32,
             vocab_size: self.vocab_size as u32,

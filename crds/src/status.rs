@@ -4,6 +4,8 @@
 
 #![expect(unreachable_pub, reason = "the schema derive repeats each struct, `pub` included, inside a private scope")]
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -331,10 +333,16 @@ pub struct FitStatus {
 pub struct ReplicaMemory {
     /// Bytes of weights as held.
     pub weights_bytes: i64,
+    /// The same by number formats; absent of what is planned, and where the agent does not say.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub held: BTreeMap<String, i64>,
     /// Bytes of intermediate results of the largest step.
     pub workspace_bytes: i64,
     /// Tokens that the KV cache holds.
     pub kv_tokens: i64,
+    /// Bytes of keys and values that each of them takes; 0 where the agent does not say.
+    #[serde(default)]
+    pub kv_bytes_per_token: i64,
 }
 
 /// How far a starting replica is.

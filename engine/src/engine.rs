@@ -299,8 +299,9 @@ impl LoadedModel {
         let dtype = if weights.is_bf16_or_less() { KvDtype::Bf16 } else { KvDtype::F32 };
         let spec = ModelSpec::new(&model_config, weights.format())?;
         spec.check_ranks(ops.len())?;
+        let held = weights.held_by(&spec, weight_bytes)?;
         let needs = MemoryNeeds {
-            weights_bytes: weights_bytes(&model_config, &spec, &weights)?,
+            weights_bytes: held.values().sum(),
             workspace_bytes: workspace_bytes(&model_config, sched.host_step()),
             kv_bytes_per_token: kv_bytes_per_token(&spec, ops.len(), dtype.bytes()),
         };
@@ -314,7 +315,7 @@ impl LoadedModel {
         let threads = rank_threads("engine-rank", ops.len())?;
         let executor = CpuExecutor::load((ops, threads), &spec, &weights, cache, &take)?;
         let n_params = spec.n_params();
-        let loaded = Loaded { n_params, dtype: dtype_name(&model_config, &weights), memory, device };
+        let loaded = Loaded { n_params, dtype: dtype_name(&model_config, &weights), held, memory, device };
         let info = ModelInfo::new(&model_config, &assets, &sched, loaded);
         let max_waiting = limits.max_waiting as usize;
         Ok(Self { executor, parts: EngineParts { model: info, tokenizer: assets.tokenizer, sched, max_waiting } })
@@ -338,14 +339,6 @@ fn cpu_ops(limits: &EngineLimits) -> Result<Vec<CpuOps>, StartError> {
 /// A thread a rank, the caller's for the first.
 pub(crate) fn rank_threads(name: &str, n_ranks: usize) -> Result<Pool, StartError> {
     Pool::named(name, n_ranks).map_err(|error| StartError::Threads { threads: n_ranks, reason: error.to_string() })
-}
-
-fn weights_bytes(config: &ModelConfig, spec: &ModelSpec, weights: &WeightStore) -> Result<u64, ModelError> {
-    let quantised_bytes = match &config.quantization {
-        Some(_) => weights.quantised_bytes_by(spec, weight_bytes)?,
-        None => 0,
-    };
-    Ok(weights.bytes_by(weight_bytes) + quantised_bytes)
 }
 
 /// What the weights are stored as, in one word.

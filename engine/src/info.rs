@@ -1,6 +1,6 @@
 //! What a started engine says about its model. Plain values, fixed at start.
 
-use stoker_fit::memory::MemoryPlan;
+use stoker_fit::{format::BytesByFormat, memory::MemoryPlan};
 
 use crate::{
     model::{ChatTemplates, ModelAssets, ModelConfig},
@@ -19,6 +19,8 @@ pub struct ModelInfo {
     pub n_params: u64,
     /// Number format of the weights as stored.
     pub dtype: String,
+    /// What the weights are held in; of a model that several GPUs share, on each.
+    pub held: BytesByFormat,
     /// Longest prompt plus completion, in tokens.
     pub max_model_len: u32,
     /// Sequences that run together at most.
@@ -54,6 +56,8 @@ pub(crate) struct Loaded {
     pub(crate) n_params: u64,
     /// Number format of the weights as stored.
     pub(crate) dtype: String,
+    /// What they are held in.
+    pub(crate) held: BytesByFormat,
     /// As planned.
     pub(crate) memory: MemoryPlan,
     /// Where it computes.
@@ -62,11 +66,12 @@ pub(crate) struct Loaded {
 
 impl ModelInfo {
     pub(crate) fn new(config: &ModelConfig, assets: &ModelAssets, sched: &SchedLimits, loaded: Loaded) -> Self {
-        let Loaded { n_params, dtype, memory, device } = loaded;
+        let Loaded { n_params, dtype, held, memory, device } = loaded;
         Self {
             architecture: config.family.architecture.into(),
             n_params,
             dtype,
+            held,
             max_model_len: sched.max_model_len as u32,
             max_num_seqs: sched.max_num_seqs as u32,
             vocab_size: config.vocab_size as u32,

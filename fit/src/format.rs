@@ -14,6 +14,8 @@
 //!
 //! A plain number is a block of one.
 
+use std::collections::BTreeMap;
+
 use half::{bf16, f16};
 
 /// How weights are stored, little-endian.
@@ -42,6 +44,9 @@ pub enum WeightFormat {
     /// 6 bits, 256 numbers a block.
     Q6K,
 }
+
+/// Bytes of weights by the name of the format that they are held in.
+pub type BytesByFormat = BTreeMap<&'static str, u64>;
 
 /// Numbers of a block of the formats whose name ends in K.
 const K: usize = 256;

@@ -8,6 +8,7 @@ use kube::ResourceExt;
 use serde_json::{Value, json};
 use stoker_crds::{
     InferenceDeployment, InferenceDeploymentSpec, InferenceDeploymentStatus,
+    description::in_shares,
     scaling_status::{DecisionStatus, ScalingStatus},
     status::{BudgetStatus, FitStatus, ModelStatus, ReplicaMemory},
 };
@@ -41,6 +42,9 @@ pub(super) fn screen(facts: &Facts) -> String {
     line("kv", kv(status, *now));
     line("preemptions", preemptions(status, *now));
     line("memory", status.fit.as_ref().map_or_else(|| "unknown".to_owned(), memory));
+    if let Some(held) = status.fit.as_ref().and_then(held) {
+        line("formats", held);
+    }
     line("scaling", status.scaling.as_ref().map_or_else(|| "off: spec.replicas rules".to_owned(), scaling));
     line("last", last(status, *now));
     if let Some(standby) = &status.standby {
@@ -141,6 +145,13 @@ fn memory(fit: &FitStatus) -> String {
             format!("{} taken, on {}; the plan was {memory} and {kv} off", words(measured), fit.place)
         }
     }
+}
+
+/// The formats of its numbers; `None` before an agent has said it.
+fn held(fit: &FitStatus) -> Option<String> {
+    let measured = fit.measured.as_ref().filter(|measured| !measured.held.is_empty())?;
+    let weights = in_shares(measured.held.iter().map(|(format, bytes)| (format, bytes.unsigned_abs())));
+    Some(format!("weights in {weights}; {} bytes of KV a token", grouped(measured.kv_bytes_per_token.unsigned_abs())))
 }
 
 fn scaling(status: &ScalingStatus) -> String {
@@ -256,7 +267,8 @@ mod tests {
             "capacity": {"kvTokens": 32768, "kvUsedPercent": 41, "preemptionsPerMinute": 3, "observedAt": "2026-01-31T12:00:48Z"},
             "fit": {"source": "builtin://ember", "place": "1 x H100",
                 "planned": {"weightsBytes": 16_106_127_360_i64, "workspaceBytes": 1_181_116_006, "kvTokens": 385_351},
-                "measured": {"weightsBytes": 16_106_127_360_i64, "workspaceBytes": 1_073_741_824, "kvTokens": 393_216},
+                "measured": {"weightsBytes": 16_106_127_360_i64, "workspaceBytes": 1_073_741_824, "kvTokens": 393_216,
+                    "held": {"bf16": 3_060_164_198_i64, "fp8": 13_045_963_162_i64}, "kvBytesPerToken": 65_536},
                 "memoryErrorPercent": 0.63, "kvErrorPercent": -2.0},
             "budget": {"wanted": 3, "granted": 2, "blockedBy": ["b/batch"]},
             "startup": {"pod": "chat-3f2a-2", "phase": "Loading"},
@@ -280,6 +292,7 @@ mod tests {
             "kv           41 % of 32768 tokens, about that for 12s\n",
             "preemptions  3 in a minute when noted 12s ago, and some since\n",
             "memory       16.0 GiB and 393,216 tokens of KV taken, on 1 x H100; the plan was +0.6 % and -2.0 % off\n",
+            "formats      weights in fp8 81 %, bf16 19 %; 65,536 bytes of KV a token\n",
             "scaling      native, 3 wanted, 2/2 readings fresh\n",
             "budget       2 of 3 replicas granted, blocked by b/batch\n",
             "last         40s ago: 2 -> 3, pressure 126 % from arrivals, bound by nothing\n",

@@ -8,7 +8,10 @@ use std::{
 };
 
 use super::{ExecError, Executor};
-use stoker_fit::memory::{MemoryBudget, MemoryNeeds, MemoryPlan};
+use stoker_fit::{
+    format::BytesByFormat,
+    memory::{MemoryBudget, MemoryNeeds, MemoryPlan},
+};
 
 use crate::{
     config::{EngineLimits, StepSizes},
@@ -93,6 +96,7 @@ impl SimExecutor {
             architecture: "Simulated".into(),
             n_params: 0,
             dtype: "none".into(),
+            held: BytesByFormat::new(),
             max_model_len: sched.max_model_len as u32,
             max_num_seqs: sched.max_num_seqs as u32,
             vocab_size: END_TOKEN + 1,

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use stoker_fit::format::WeightFormat;
+use stoker_fit::format::{BytesByFormat, WeightFormat};
 
 use super::{
     CheckpointFormat, ModelError, ModelSpec, QuantisedWeight, Scheme, kv_scales,
@@ -105,26 +105,27 @@ impl WeightStore {
         self.largest().map(Tensor::format_name).unwrap_or_default()
     }
 
-    /// What all tensors of numbers take, each by `bytes_of` of its format and its shape.
-    pub(crate) fn bytes_by(&self, bytes_of: impl Fn(WeightFormat, &[usize]) -> u64) -> u64 {
-        let bytes = |tensor: &Tensor| tensor.format.map_or(0, |format| bytes_of(format, &tensor.shape));
-        self.tensors.values().map(bytes).sum()
-    }
-
-    /// What quantised matrices take in the formats that they are kept in. Their codes leave memory.
-    pub(crate) fn quantised_bytes_by(
+    /// What all tensors of numbers take, each by `bytes_of` of its format and its shape, and quantised matrices in the formats that they are
+    /// kept in: their codes leave memory.
+    pub(crate) fn held_by(
         &self,
         spec: &ModelSpec,
         bytes_of: impl Fn(WeightFormat, &[usize]) -> u64,
-    ) -> Result<u64, ModelError> {
-        let mut sum = 0;
+    ) -> Result<BytesByFormat, ModelError> {
+        let mut held = BytesByFormat::new();
+        let mut hold = |format: WeightFormat, shape: &[usize]| {
+            *held.entry(format.name()).or_default() += bytes_of(format, shape);
+        };
+        for tensor in self.tensors.values() {
+            tensor.format.into_iter().for_each(|format| hold(format, &tensor.shape));
+        }
         for weight in spec.weights() {
             if let Some(scheme) = &weight.scheme {
                 let found = self.quantised(weight, scheme, Rank::ALONE)?;
-                sum += bytes_of(found.kept_as(self.plain_format()), &weight.shape());
+                hold(found.kept_as(self.plain_format()), &weight.shape());
             }
         }
-        Ok(sum)
+        Ok(held)
     }
 
     /// Number format of the largest tensor of plain numbers.

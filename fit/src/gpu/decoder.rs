@@ -1,9 +1,14 @@
 //! A rank's share of a decoder, as far as memory depends on it.
 
+use std::collections::BTreeMap;
+
 use super::{GroupSize, Heads, Int4Size, KvFormat, Push, WeightFormat};
-use crate::model::{
-    ModelSpec, Scheme,
-    spec::{LayerSpec, LinearSpec, Rank, WeightRole, WeightSpec},
+use crate::{
+    format::BytesByFormat,
+    model::{
+        ModelSpec, Scheme,
+        spec::{LayerSpec, LinearSpec, Rank, WeightRole, WeightSpec},
+    },
 };
 
 /// Widths of rows in e4m3 are multiples of this.
@@ -92,14 +97,21 @@ impl DecoderSizes {
 
     /// Bytes of all weights on the device; `n_params` are all numbers.
     pub fn weights_bytes(&self, n_params: u64) -> u64 {
+        self.held(n_params).values().sum()
+    }
+
+    /// The same by formats.
+    pub fn held(&self, n_params: u64) -> BytesByFormat {
+        let projected = (self.n_layers * self.layer_values()) as u64;
+        let others = 2 * (n_params - projected);
         match self.projections {
-            WeightFormat::Bf16 => 2 * n_params,
+            WeightFormat::Bf16 => BTreeMap::from([("bf16", 2 * n_params)]),
             WeightFormat::E4m3 => {
-                let Self { hidden, inner, .. } = *self;
-                let scales = 4 * (self.heads.qkv_width() + 2 * inner + 2 * hidden);
-                2 * n_params - (self.n_layers * (self.layer_values() - scales)) as u64
+                let Self { hidden, inner, n_layers, .. } = *self;
+                let scales = 4 * n_layers * (self.heads.qkv_width() + 2 * inner + 2 * hidden);
+                BTreeMap::from([("bf16", others), ("fp8", projected + scales as u64)])
             }
-            WeightFormat::Int4 => 2 * (n_params - (self.n_layers * self.layer_values()) as u64) + self.int4_bytes,
+            WeightFormat::Int4 => BTreeMap::from([("bf16", others), ("int4", self.int4_bytes)]),
         }
     }
 

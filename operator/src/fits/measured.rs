@@ -1,5 +1,7 @@
 //! What a replica that serves took, beside what was planned for the place where it is. Pure.
 
+use std::collections::BTreeMap;
+
 use stoker_crds::{
     description::MemoryReport,
     status::{FitStatus, ReplicaMemory},
@@ -50,8 +52,10 @@ fn compared(scene: &Scene<'_>, model: &Model, asked: &Asked, (node, memory): (&s
     let planned = place.and_then(|place| plan(model, asked, place).ok()).map(|fit| of_plan(&fit));
     let measured = ReplicaMemory {
         weights_bytes: whole(memory.weights_bytes),
+        held: memory.held.iter().map(|(format, bytes)| (format.clone(), whole(*bytes))).collect(),
         workspace_bytes: whole(memory.workspace_bytes),
         kv_tokens: whole(memory.kv_tokens),
+        kv_bytes_per_token: whole(memory.kv_bytes_per_token),
     };
     let taken = |memory: &ReplicaMemory| memory.weights_bytes + memory.workspace_bytes;
     let error =
@@ -83,8 +87,10 @@ fn place(scene: &Scene<'_>, node: &str, memory: &MemoryReport) -> (String, Optio
 fn of_plan(fit: &Fit) -> ReplicaMemory {
     ReplicaMemory {
         weights_bytes: whole(fit.memory.weights_bytes),
+        held: BTreeMap::new(),
         workspace_bytes: whole(fit.memory.workspace_bytes),
         kv_tokens: whole(fit.memory.kv_tokens()),
+        kv_bytes_per_token: whole(fit.memory.kv_bytes_per_token),
     }
 }
 

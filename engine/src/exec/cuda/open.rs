@@ -11,7 +11,7 @@ use stoker_kernels::{
     Device, KernelError, Kernels, Properties,
     blas::Blas,
     cache::KvFormat,
-    choose::{Chip, Numerics},
+    choose::{Chip, Numerics, WeightFormat},
     device::Link,
     launch::PrefillKernel,
     plan::{PrefillSplit, SplitPolicy},
@@ -191,6 +191,17 @@ impl Gpu {
     }
 }
 
+/// Says that codes of eight bits, or of no integers, lie there as bf16: the description of the model does not.
+fn warn_of_bf16(shape: &ModelShape, spec: &ModelSpec) {
+    let scheme = spec.weights().find_map(|weight| weight.scheme.as_ref()).filter(|scheme| !scheme.is_int4());
+    if let (WeightFormat::Bf16, 0, Some(scheme)) = (shape.projections, shape.rank.idx, scheme) {
+        tracing::warn!(
+            stored = %scheme,
+            "these weights are made bf16, and take its memory and time: with --quantization fp8 an H100 or H200 keeps a byte each, quantised anew"
+        );
+    }
+}
+
 fn numerics(limits: &EngineLimits) -> Numerics {
     if limits.batch_invariant { Numerics::BatchInvariant } else { Numerics::Fastest }
 }
@@ -264,6 +275,7 @@ impl CudaModel {
         // All have as many KV blocks as the one with the least memory.
         let smallest = ranks.iter().min_by_key(|rank| rank.memory.kv_blocks).expect("there is a rank");
         let (memory, batch) = (smallest.memory.clone(), smallest.batch);
+        let held = smallest.gpu.shape.sizes().held(spec.n_params_of(smallest.gpu.shape.rank)?);
         let name = ranks.iter().map(|rank| rank.gpu.name.as_str()).collect::<Vec<_>>().join("; ");
         let mut threads = rank_threads("engine-gpu", ranks.len())?;
         let n_blocks = memory.kv_blocks as usize;
@@ -296,7 +308,7 @@ impl CudaModel {
             None => stored_as,
             Some(quantization) => format!("{} of {stored_as}", quantization.name()),
         };
-        let loaded = Loaded { n_params: spec.n_params(), dtype, memory, device: name };
+        let loaded = Loaded { n_params: spec.n_params(), dtype, held, memory, device: name };
         let info = ModelInfo::new(&config, &assets, &sched, loaded);
         Ok(Self { executor, parts: EngineParts { model: info, tokenizer: assets.tokenizer, sched, max_waiting } })
     }
@@ -312,6 +324,7 @@ impl Start<'_> {
             None => source.keep_four_bits(shape, spec, kernels.properties()),
             Some(_) => shape,
         };
+        warn_of_bf16(&shape, spec);
         let batch = batch_limits(&shape, &kernels, sched, limits);
         let capacity = Capacity::new(&batch.bounds());
         capacity.check().map_err(CudaError::Refused)?;
