@@ -1,8 +1,9 @@
-//! Eight-bit codes of quantised safetensors and the numbers that they stand for. The reference for whoever unpacks them on a
+//! Float codes of quantised safetensors and the numbers that they stand for. The reference for whoever unpacks them on a
 //! device; scales are applied by others.
 //!
 //! ```text
 //! e4m3   s eeee mmm   e > 0: (-1)^s 2^(e-7) (1 + m/8)   e = 0: (-1)^s 2^-6 (m/8)   eeee mmm all ones: not a number
+//! e2m1   s ee m       e > 0: (-1)^s 2^(e-1) (1 + m/2)   e = 0: (-1)^s m/2
 //! e8m0   eeeeeeee     2^(e-127)                                                    all ones: not a number
 //! ```
 //! E4m3 is the form without infinities (`e4m3fn`): its largest number is 448.
@@ -16,6 +17,13 @@ pub fn e4m3(code: u8) -> f32 {
         _ => (1.0 + fraction) * exp2(exponent - 7),
     };
     if code & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
+/// The number of a code of e2m1: the lower four bits.
+pub fn e2m1(code: u8) -> f32 {
+    let (exponent, fraction) = (i32::from(code >> 1 & 3), f32::from(code & 1) / 2.0);
+    let magnitude = if exponent == 0 { fraction } else { (1.0 + fraction) * exp2(exponent - 1) };
+    if code & 8 == 0 { magnitude } else { -magnitude }
 }
 
 /// The number of a code of e8m0: a power of two.
@@ -52,6 +60,15 @@ mod tests {
             }
         }
         assert_eq!([0x7E, 0x01, 0x80, 0x38].map(e4m3), [448.0, 2f32.powi(-9), -0.0, 1.0]);
+    }
+
+    /// The list of the Open Compute Project's MX formats 1.0, table 5.
+    #[test]
+    fn codes_of_four_bits_are_those_of_the_specification() {
+        let magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        for (code, magnitude) in (0..).zip(magnitudes) {
+            assert_eq!([e2m1(code), e2m1(code | 8)].map(f32::to_bits), [magnitude, -magnitude].map(f32::to_bits));
+        }
     }
 
     #[test]

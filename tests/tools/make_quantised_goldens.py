@@ -275,6 +275,7 @@ def unsigned_scales(weight, bits, group_size, sym=False):
 FP8 = dict(num_bits=8, type="float", symmetric=True)
 INT8 = dict(num_bits=8, type="int", symmetric=True, strategy="channel")
 INT4 = dict(num_bits=4, type="int", symmetric=True)
+MXFP4 = dict(num_bits=4, type="float", symmetric=True, strategy="group", group_size=32, scale_dtype=torch.uint8)
 PER_TOKEN = dict(num_bits=8, type="float", symmetric=True, strategy="token", dynamic=True)
 
 # Each is there for what it has that the others have not: name, number format of the rest, who quantises.
@@ -295,6 +296,7 @@ CHECKPOINTS = {
     "ct-w4a16-asym": ("Bf16", compressed_tensors(dict(INT4, strategy="group", group_size=16, symmetric=False),
                                                  ignore=["lm_head", "re:.*layers.1.mlp.*"])),
     "ct-w4a16-channel": ("F32", compressed_tensors(dict(INT4, strategy="channel", symmetric=False))),
+    "ct-mxfp4": ("Bf16", compressed_tensors(MXFP4, dict(MXFP4, dynamic=True))),
     "ct-w8a16": ("F32", compressed_tensors(dict(INT4, num_bits=8, strategy="group", group_size=32, symmetric=False))),
     "awq-g32": ("F16", awq(32)),
     "awq-channel": ("F16", awq(-1, ["self_attn.o_proj"])),
@@ -367,7 +369,12 @@ def by_formula(config, tensors, module, shape):
     given = config.get("weight_block_size") or weights.get("block_structure") or (1, weights.get("group_size"))
     index = [numpy.arange(size) // (whole or by) for size, whole, by in zip(shape, block, given)]
     zeros = part("weight_zero_point")
-    if part("weight_packed") is not None:
+    if weights.get("type") == "float" and weights["num_bits"] == 4:
+        packed, magnitudes = part("weight_packed").numpy(), [0, .5, 1, 1.5, 2, 3, 4, 6]
+        levels = numpy.array(magnitudes + [-magnitude for magnitude in magnitudes])
+        quants = levels[numpy.stack([packed & 15, packed >> 4], -1).reshape(len(packed), -1)]
+        grid = numpy.exp2(scale.numpy().astype(numpy.float64) - 127)
+    elif part("weight_packed") is not None:
         bits = weights["num_bits"]
         def signed(words):
             words = words.numpy().view(numpy.uint32)

@@ -151,6 +151,11 @@ fn integers_of_compressed_tensors_of_eight_bits_and_packed() {
 }
 
 #[test]
+fn mxfp4_of_compressed_tensors() {
+    check("ct-mxfp4");
+}
+
+#[test]
 fn awq_with_groups_and_without() {
     check_integers("awq-g32");
     check_integers("awq-channel");

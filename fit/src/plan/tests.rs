@@ -134,6 +134,7 @@ fn codes_that_a_cpu_does_not_multiply_take_the_memory_of_plain_numbers_there() {
         ("ct-fp8-channel", plain),
         ("fp8-block", plain),
         ("nf4", plain),
+        ("ct-mxfp4", plain),
         ("gptq-act-order", plain),
         ("ct-int8", eight),
         ("ct-int8-asym", plain),

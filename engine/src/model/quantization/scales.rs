@@ -157,7 +157,7 @@ pub(super) fn numbers(tensor: &Tensor) -> Vec<f32> {
 /// Zero points, row by row of the grid.
 fn zero_points(scheme: &Scheme, tensor: &Tensor, [n_rows, n_columns]: [usize; 2]) -> Vec<f32> {
     let words: Vec<u32> = match scheme.codes {
-        Codes::E4m3 | Codes::Int8 | Codes::Levels => {
+        Codes::E4m3 | Codes::E2m1 | Codes::Int8 | Codes::Levels => {
             return tensor.bytes().iter().map(|code| f32::from(*code as i8)).collect();
         }
         Codes::Packed(_) | Codes::Gptq { .. } | Codes::Awq => words_of(tensor.bytes()).collect(),

@@ -155,6 +155,7 @@ fn schemes() -> Vec<Scheme> {
         scheme(Codes::Gptq { bits: Bits::Four, zeros_less_one: true }, group, true, GroupIndices::Needed),
         scheme(Codes::Awq, group, true, GroupIndices::None),
         scheme(Codes::Levels, group, false, GroupIndices::None),
+        scheme(Codes::E2m1, group, false, GroupIndices::None),
     ]
 }
 

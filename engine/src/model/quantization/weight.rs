@@ -164,7 +164,7 @@ impl QuantisedWeight {
     pub(crate) fn kept_as(&self, plain: WeightFormat) -> WeightFormat {
         let is_whole = self.slice.columns.start.is_multiple_of(BLOCK) && self.n_inputs().is_multiple_of(BLOCK);
         let offset = match self.scheme.codes {
-            Codes::E4m3 | Codes::Levels => return plain,
+            Codes::E4m3 | Codes::E2m1 | Codes::Levels => return plain,
             Codes::Int8 | Codes::Packed(_) => 0.0,
             Codes::Gptq { bits, .. } => bits.half() as f32,
             Codes::Awq => Bits::Four.half() as f32,
@@ -229,6 +229,7 @@ impl QuantisedWeight {
         match self.scheme.codes {
             Codes::E4m3 => self.codes_of_bytes(outputs, codes::e4m3),
             Codes::Int8 => self.codes_of_bytes(outputs, |code| f32::from(code as i8)),
+            Codes::E2m1 => outputs.flat_map(|output| self.row_of_e2m1(output)).collect(),
             Codes::Levels => outputs.flat_map(|output| self.row_of_levels(output)).collect(),
             Codes::Packed(_) | Codes::Gptq { .. } | Codes::Awq => {
                 let first = self.slice.rows.start;
@@ -239,6 +240,13 @@ impl QuantisedWeight {
                 rows.chunks_exact(self.shape[1]).flat_map(|row| &row[self.slice.columns.clone()]).copied().collect()
             }
         }
+    }
+
+    /// Two codes a byte, the first one low; rows begin with a byte.
+    fn row_of_e2m1(&self, output: usize) -> impl Iterator<Item = f32> {
+        let start = (self.slice.rows.start + output) * self.shape[1].div_ceil(2);
+        let bytes = &self.codes.bytes()[start..];
+        self.slice.columns.clone().map(move |at| codes::e2m1(bytes[at / 2] >> (4 * (at % 2)) & 15))
     }
 
     /// Two codes a byte, the first one high.

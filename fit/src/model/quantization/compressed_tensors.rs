@@ -7,8 +7,11 @@ use super::{
     Activations, Bits, Codes, Fields, GroupIndices, ModelError, Modules, Quantization, Rule, Scheme, SharedBy, Writing,
 };
 
+/// Inputs that share a scale in the formats that the Open Compute Project calls MX.
+const MX_GROUP: usize = 32;
 /// Formats that are read.
-const FORMATS: &str = "\"float-quantized\", \"int-quantized\", \"naive-quantized\" or \"pack-quantized\"";
+const FORMATS: &str =
+    "\"float-quantized\", \"int-quantized\", \"naive-quantized\", \"pack-quantized\" or \"mxfp4-pack-quantized\"";
 
 pub(super) fn read(fields: &Fields) -> Result<Quantization, ModelError> {
     refuse_other_states(fields)?;
@@ -35,8 +38,12 @@ fn rule(fields: &Fields, name: &str, group: &Value) -> Result<Rule, ModelError> 
     let shared = shared(&weights)?;
     let codes = codes(&weights, &group_fields, format)?;
     let symmetric = weights.flag("symmetric", true)?;
-    if codes == Codes::E4m3 && !symmetric {
-        return Err(weights.error("symmetric", "is false: e4m3 with zero points is not implemented".into()));
+    if matches!(codes, Codes::E4m3 | Codes::E2m1) && !symmetric {
+        return Err(weights
+            .error("symmetric", format!("is false: {codes:?} with zero points is not implemented").to_lowercase()));
+    }
+    if codes == Codes::E2m1 && shared != SharedBy::Group(MX_GROUP) {
+        return Err(weights.error("group_size", format!("is not {MX_GROUP}, as MXFP4 has it")));
     }
     let scheme = Scheme {
         codes,
@@ -57,10 +64,15 @@ fn codes(weights: &Fields, group: &Fields, format: Option<&str>) -> Result<Codes
         (Some("int-quantized" | "naive-quantized"), "int", 8) => Ok(Codes::Int8),
         (Some("pack-quantized"), "int", 8) => Ok(Codes::Packed(Bits::Eight)),
         (Some("pack-quantized"), "int", 4) => Ok(Codes::Packed(Bits::Four)),
-        (Some("float-quantized" | "int-quantized" | "naive-quantized" | "pack-quantized"), _, _) => {
+        (Some("mxfp4-pack-quantized"), "float", 4) => Ok(Codes::E2m1),
+        (
+            Some("float-quantized" | "int-quantized" | "naive-quantized" | "pack-quantized" | "mxfp4-pack-quantized"),
+            _,
+            _,
+        ) => {
             let problem = format!(
                 "is {bits} with type {kind:?} in format {:?}, which is not implemented; take 8 bits of float or int, or 4 \
-                 bits of int packed",
+                 bits of int or, as MXFP4, of float packed",
                 format.unwrap_or_default()
             );
             Err(weights.error("num_bits", problem))

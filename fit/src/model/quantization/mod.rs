@@ -70,12 +70,13 @@ impl Quantization {
         self.rules.iter().filter(|_| !is_left).find(|rule| rule.modules.contains(module)).map(|rule| &rule.scheme)
     }
 
-    /// Its name where there is room for one word: `fp8`, `int8`, `int4`, else its method.
+    /// Its name where there is room for one word: `fp8`, `int8`, `int4`, `mxfp4`, else its method.
     pub fn name(&self) -> &'static str {
         match self.rules.first().map(|rule| rule.scheme.codes) {
             Some(Codes::E4m3) => "fp8",
             Some(Codes::Int8 | Codes::Packed(Bits::Eight)) => "int8",
             Some(Codes::Packed(Bits::Four)) => "int4",
+            Some(Codes::E2m1) => "mxfp4",
             Some(Codes::Awq | Codes::Gptq { .. } | Codes::Levels) | None => self.method,
         }
     }

@@ -10,6 +10,7 @@
 //! packed      weight_packed      outputs, inputs / n       n = 32 / bits inputs a word, the first lowest; code + half
 //! gptq        qweight            inputs / n, outputs       as packed
 //! awq         qweight            inputs, outputs / 8       outputs 0 2 4 6 1 3 5 7 of a word, the first lowest
+//! e2m1        weight_packed      outputs, inputs / 2       two a byte, the first in the low half
 //! levels      weight             outputs * inputs / 2, 1   two a byte, the first in the high half; number = level[code] * scale
 //! ```
 
@@ -56,6 +57,8 @@ pub enum Codes {
     },
     /// Words along outputs, of four bits (AWQ).
     Awq,
+    /// Four-bit floats with two bits of exponent (MXFP4 of compressed-tensors).
+    E2m1,
     /// Places in a list of 16 numbers, NF4 or FP4 (bitsandbytes).
     Levels,
 }
@@ -195,7 +198,9 @@ impl Scheme {
             return None;
         }
         match (self.codes, self.codes.bits(), self.zero_points) {
-            (Codes::E4m3 | Codes::Levels, ..) | (Codes::Int8 | Codes::Packed(_), Bits::Eight, true) => None,
+            (Codes::E4m3 | Codes::E2m1 | Codes::Levels, ..) | (Codes::Int8 | Codes::Packed(_), Bits::Eight, true) => {
+                None
+            }
             (_, Bits::Four, false) => Some(WeightFormat::Q4_0),
             (..) => Some(WeightFormat::Q8_0),
         }
@@ -208,7 +213,7 @@ impl Codes {
         match self {
             Self::E4m3 | Self::Int8 => Bits::Eight,
             Self::Packed(bits) | Self::Gptq { bits, .. } => bits,
-            Self::Awq | Self::Levels => Bits::Four,
+            Self::E2m1 | Self::Awq | Self::Levels => Bits::Four,
         }
     }
 }
@@ -279,6 +284,7 @@ impl Scheme {
             Codes::E4m3 => (&["weight"], [outputs, inputs], &[Dtype::F8_E4M3]),
             Codes::Int8 => (&["weight"], [outputs, inputs], &[Dtype::I8]),
             Codes::Packed(bits) => (&["weight_packed"], [outputs, inputs.div_ceil(bits.per_word())], &[Dtype::I32]),
+            Codes::E2m1 => (&["weight_packed"], [outputs, inputs.div_ceil(2)], &[Dtype::U8]),
             Codes::Gptq { bits, .. } => (&["qweight"], [inputs.div_ceil(bits.per_word()), outputs], &[Dtype::I32]),
             Codes::Awq => (&["qweight"], [inputs, outputs.div_ceil(Bits::Four.per_word())], &[Dtype::I32]),
             Codes::Levels => (&["weight"], [(outputs * inputs).div_ceil(2), 1], &[Dtype::U8]),
@@ -308,7 +314,7 @@ impl Scheme {
                 (&["qzeros"], vec![vec![columns, rows.div_ceil(bits.per_word())]], &[Dtype::I32])
             }
             Codes::Awq => (&["qzeros"], vec![vec![columns, rows.div_ceil(Bits::Four.per_word())]], &[Dtype::I32]),
-            Codes::E4m3 | Codes::Int8 | Codes::Levels => {
+            Codes::E4m3 | Codes::E2m1 | Codes::Int8 | Codes::Levels => {
                 (&["weight_zero_point"], self.scales_part(shape).shapes, &[Dtype::I8])
             }
         };
@@ -352,6 +358,7 @@ impl fmt::Display for Scheme {
             Codes::Packed(bits) => write!(f, "int{} packed", bits.n())?,
             Codes::Gptq { bits, .. } => write!(f, "int{} as GPTQ packs", bits.n())?,
             Codes::Awq => f.write_str("int4 as AWQ packs")?,
+            Codes::E2m1 => f.write_str("e2m1")?,
             Codes::Levels => f.write_str("4 bits of 16 levels")?,
         }
         f.write_str(if self.zero_points { ", scales and zero points by " } else { ", scales by " })?;
