@@ -25,7 +25,7 @@ const CPU_CURVE: CurveGrid = CurveGrid {
     point_tokens: 16_384,
 };
 const GPU_CURVE: CurveGrid = CurveGrid {
-    sequences: &[1, 8, 32, 64, 128, 256],
+    sequences: &[1, 8, 32, 64, 128, 180],
     contexts: &[256, 1024, 2048],
     prompts: &[128, 512, 2048, 8192],
     point_tokens: 131_072,
@@ -73,6 +73,7 @@ struct CurveGrid {
 ///     constrained_N     concurrent_N with a JSON schema each, and free before   share_of_free, tok_s
 ///     required_N        the same, many required keys, token by token before     gain, tok_s, forced_share
 ///     neighbour_N       N - 1 greedy beside one with every option               loss
+///     beside_N          64 chats of 400 in, 1200 out; one prompt of N comes     itl, worst_gap by percentiles, long_ttft
 ///     mix_N             N requests a second, a tenth with 8k to 14k in          short_ttft, itl, worst_gap, e2e by percentiles
 ///
 /// KIND is qwen (Qwen2.5's defaults), penalties, min_p, bias300, logprobs5 or logprobs20.
@@ -96,7 +97,8 @@ pub(crate) enum Command {
     /// Measure what a step costs, and how well the engine's own meter learns it from a load: what autoscaling reckons with.
     ///
     /// First steps of fixed shape are timed from outside: decoding, for each number of sequences behind each context, and fresh prompts
-    /// alone. Then the engine starts anew and serves a mixed open load: Poisson arrivals in stretches, one for each decoding point, in
+    /// alone. A point is the mean of four numbers of sequences, or of eight prompts, about the one that is named, with contexts about the
+    /// other: a load has no powers of two, which steps like best. Then the engine starts anew and serves a mixed open load: Poisson arrivals in stretches, one for each decoding point, in
     /// random order, with random lengths. What its meter learned from that, and nothing else, is compared with the fixed shapes, which
     /// are timed again after it. A point counts if the load came near it (within half an octave in sequences and context, ten times).
     ///
@@ -109,14 +111,13 @@ pub(crate) enum Command {
     ///     stoker-bench curve --replica-out replica.json --start-seconds 40
     ///     kubectl stoker simulate --trace ramp --replica replica.json
     ///
-    /// A published shape with random weights on a GPU, in a minute; its memory has to hold two engines, since what the first one had
-    /// is not given back by the time the second starts:
+    /// A published shape with random weights on a GPU, in two minutes:
     ///
-    ///     stoker-bench curve --model llama-3.1-8b --device cuda:0 --weights device --kv-cache-tokens 140000
+    ///     stoker-bench curve --model llama-3.1-8b --device cuda:0 --weights device --seconds 40 --samples 2
     ///
     /// Figures: curve_decode_NxCONTEXT has step_ms and learned_step_ms, curve_prefill_TOKENS has tok_s and learned_tok_s, curve has
     /// median_off and worst_off, shares over the points that count. Each is the median of its samples, of which one is the mean of
-    /// some thirty steps: what other programs take of the machine is part of what a step costs there.
+    /// a hundred steps: what other programs take of the machine is part of what a step costs there.
     #[command(verbatim_doc_comment)]
     Curve(CurveArgs),
     /// What a format costs in answers: a model of ember's chat format beside the one it was made of, on held-out conversations.
@@ -261,7 +262,7 @@ pub(crate) struct CurveArgs {
     /// Where weights come from; those made on the GPU need a named shape.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) weights: Weights,
-    /// Sequences that decode together, by comma. Default: 1,4,16,32, on a GPU 1,8,32,64,128,256.
+    /// Sequences that decode together, by comma. Default: 1,4,16,32, on a GPU 1,8,32,64,128,180.
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u32).range(1..))]
     sequences: Vec<u32>,
     /// Tokens before each of them, by comma. Default: 64,256,1024, on a GPU 256,1024,2048.
@@ -273,7 +274,7 @@ pub(crate) struct CurveArgs {
     /// Points whose sequences have more tokens than this together are left out. Default: 16384, on a GPU 131072.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     point_tokens: Option<u32>,
-    /// Samples of each point before the load and again after it; one of decoding is the mean of some thirty steps.
+    /// Samples of each point before the load and again after it; one of decoding is the mean of some hundred steps.
     #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     samples: u32,
     /// Seconds of load.

@@ -54,6 +54,8 @@ pub enum Case {
     Neighbour(u32),
     /// `mix_N`: N requests a second, nine of ten with short prompts, one with a long one: see [`mix`].
     Mix(u32),
+    /// `beside_N`: 64 chats beside one prompt of N tokens: see [`mix::beside`].
+    Beside(u32),
     /// `http_N`: `concurrent_N` over HTTP and server-sent events, as a share of the engine in process.
     Http(u32),
 }
@@ -151,6 +153,7 @@ impl Case {
             | Self::Required(n)
             | Self::Neighbour(n) => (n, PROMPT_TOKENS, COMPLETION_TOKENS),
             Self::Mix(_) => (MIX_SEQUENCES, MIX_TOKENS.0, MIX_TOKENS.1),
+            Self::Beside(prompt) => return mix::beside_size(prompt),
             Self::PrefixWarm => (1, PREFIX_TOKENS + OWN_TOKENS, 1),
             Self::SharedPrefix => (PREFIX_REQUESTS, PREFIX_TOKENS + OWN_TOKENS, PREFIX_COMPLETION_TOKENS),
         };
@@ -159,7 +162,11 @@ impl Case {
 
     /// Positions of its longest request, and one more: a request that ends at the edge of the context is another case.
     pub fn positions(self) -> u32 {
-        1 + if let Self::Mix(_) = self { mix::CONTEXT_TOKENS } else { self.size().context_tokens() }
+        1 + match self {
+            Self::Mix(_) => mix::CONTEXT_TOKENS,
+            Self::Beside(prompt) => prompt + mix::BESIDE_ANSWER,
+            _ => self.size().context_tokens(),
+        }
     }
 
     /// Why a model of so many positions cannot have it, if it cannot.
@@ -180,7 +187,7 @@ impl Case {
             Self::Concurrent(_) => "itl_ms",
             Self::SharedPrefix | Self::Required(_) => "gain",
             Self::Neighbour(_) => "loss",
-            Self::Mix(_) => "worst_gap_p95_ms",
+            Self::Mix(_) | Self::Beside(_) => "worst_gap_p95_ms",
             Self::Http(_) => "share_of_in_process",
         }
     }
@@ -204,6 +211,7 @@ impl fmt::Display for Case {
             Self::Required(n) => write!(f, "required_{n}"),
             Self::Neighbour(n) => write!(f, "neighbour_{n}"),
             Self::Mix(n) => write!(f, "mix_{n}"),
+            Self::Beside(n) => write!(f, "beside_{n}"),
             Self::Http(n) => write!(f, "http_{n}"),
         }
     }
@@ -229,6 +237,7 @@ impl FromStr for Case {
             Some(("required", n)) => Ok(Self::Required(n)),
             Some(("neighbour", n)) => Ok(Self::Neighbour(n)),
             Some(("mix", n)) => Ok(Self::Mix(n)),
+            Some(("beside", n)) => Ok(Self::Beside(n)),
             Some((kind, n)) => sampled(kind).map(|kind| Self::Sampled(kind, n)).ok_or_else(|| no_case(name)),
             None => Err(no_case(name)),
         }
@@ -244,7 +253,7 @@ fn no_case(name: &str) -> String {
     let kinds = Kind::ALL.map(|kind| kind.to_string()).join(", ");
     format!(
         "{name} is not a case: use start, idle, single_stream, prefix_warm_2k, shared_prefix, or prefill_N, decode_N, \
-         ttft_N, concurrent_N, offline_N, mix_N, http_N, neighbour_N, constrained_N, required_N, sampled_KIND_N with a number N and a KIND of {kinds}"
+         ttft_N, concurrent_N, offline_N, mix_N, beside_N, http_N, neighbour_N, constrained_N, required_N, sampled_KIND_N with a number N and a KIND of {kinds}"
     )
 }
 
@@ -260,7 +269,7 @@ mod tests {
             .chain(Case::GPU)
             .chain(Case::GPU_QUICK)
             .chain(Case::GPU_SAMPLED)
-            .chain(&[Case::Mix(6), Case::Constrained(8), Case::Required(8)])
+            .chain(&[Case::Mix(6), Case::Beside(128_000), Case::Constrained(8), Case::Required(8)])
         {
             assert_eq!(case.to_string().parse(), Ok(*case));
         }

@@ -165,7 +165,7 @@ impl InProcess {
         let short = Size { completion_tokens: size.completion_tokens.min(WARM_UP_TOKENS), ..size };
         match case {
             // Long enough to warm itself.
-            Case::Offline(_) | Case::Mix(_) => Ok(()),
+            Case::Offline(_) | Case::Mix(_) | Case::Beside(_) => Ok(()),
             Case::PrefixWarm | Case::SharedPrefix => self.warm_prefix().map(drop),
             _ => self.fresh_together(short).map(drop),
         }
@@ -192,7 +192,8 @@ impl InProcess {
             Case::Neighbour(_) => self.neighbour(size),
             Case::Constrained(_) => self.constrained(size),
             Case::Required(_) => self.required(size),
-            Case::Mix(rate) => self.mix(&mix::arrivals(rate)),
+            Case::Mix(rate) => Ok(mix::readings(&self.answers(&mix::arrivals(rate))?)),
+            Case::Beside(tokens) => Ok(mix::beside_readings(&self.answers(&mix::beside(tokens))?)),
             Case::Start | Case::Idle | Case::Http(_) => {
                 bail!("{case} is a case of a process, not of an engine in this one")
             }
@@ -297,15 +298,14 @@ impl InProcess {
     }
 
     /// Every request has a thread that sends it when it is due and notes when its tokens come.
-    fn mix(&mut self, arrivals: &[Arrival]) -> Result<Vec<Reading>> {
+    fn answers(&mut self, arrivals: &[Arrival]) -> Result<Vec<Answer>> {
         let prompts: Vec<_> = arrivals.iter().map(|arrival| self.prompts.fresh(arrival.prompt_tokens)).collect();
         let (engine, begun) = (&*self, Instant::now());
-        let answers = thread::scope(|scope| {
+        thread::scope(|scope| {
             let ask = |(arrival, prompt)| scope.spawn(move || engine.answer(begun, arrival, prompt));
             let asked: Vec<_> = arrivals.iter().zip(prompts).map(ask).collect();
-            asked.into_iter().map(|asked| asked.join().expect("it does not panic")).collect::<Result<Vec<_>>>()
-        })?;
-        Ok(mix::readings(&answers))
+            asked.into_iter().map(|asked| asked.join().expect("it does not panic")).collect()
+        })
     }
 
     fn answer(&self, begun: Instant, arrival: &Arrival, prompt: Vec<TokenId>) -> Result<Answer> {

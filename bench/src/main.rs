@@ -262,10 +262,21 @@ fn keep(out: Option<&Path>, found: &[Figure]) -> Result<()> {
     out.map_or(Ok(()), |out| figures::append(out, found))
 }
 
-/// The words that repeat this run, without the path of the program.
 fn command_line() -> String {
-    let words = std::env::args().skip(1);
-    std::iter::once("stoker-bench".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
+    repeating(std::env::args().skip(1))
+}
+
+/// The words that repeat a run, without the path of the program and where the figures went.
+fn repeating(words: impl Iterator<Item = String>) -> String {
+    let mut said = vec!["stoker-bench".to_owned()];
+    let mut is_path = false;
+    for word in words {
+        if !is_path && word != "--out" && !word.starts_with("--out=") {
+            said.push(word.clone());
+        }
+        is_path = word == "--out";
+    }
+    said.join(" ")
 }
 
 /// One line that is written over in a terminal; lines where somebody keeps them.
@@ -274,5 +285,17 @@ fn progress(line: &str) {
         eprint!("\r\x1b[2K{line}");
     } else {
         eprintln!("{line}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_repeated_by_its_words_and_not_by_where_its_figures_went() {
+        for words in ["run --out /tmp/a.jsonl --quick", "run --quick --out=/tmp/a.jsonl", "run --quick"] {
+            assert_eq!(repeating(words.split(' ').map(str::to_owned)), "stoker-bench run --quick");
+        }
     }
 }

@@ -1,12 +1,12 @@
 //! The load of `mix_N`: N requests a second at random moments, whether or not earlier ones have ended, as people send them. Nine of
-//! ten have short prompts; the tenth has a long one, which is what makes streams stall. What is told are moments as a client sees
-//! them. Opens no engine.
+//! ten have short prompts; the tenth has a long one, which is what makes streams stall. And that of `beside_N`: chats, in the middle of
+//! which one prompt of N tokens comes. What is told are moments as a client sees them. Opens no engine.
 
 use std::time::Duration;
 
 use stoker_workload::{Lengths, Rng};
 
-use crate::reading::Reading;
+use crate::{case::Size, reading::Reading};
 
 /// Seconds in which requests come.
 const SECONDS: f64 = 40.0;
@@ -21,6 +21,13 @@ const ANSWER: Lengths = Lengths::LogNormal { median: 135.0, sigma: 0.5 };
 const ANSWER_MAX: u32 = 1_000;
 /// Prompt and answer of the longest request.
 pub const CONTEXT_TOKENS: u32 = 14_000 + ANSWER_MAX;
+
+/// Chats beside the prompt of `beside_N`, and when that comes: all of them stream by then, and go on until it is computed.
+const CHATS: u32 = 64;
+const CHAT_TOKENS: (u32, u32) = (400, 1_200);
+const BESIDE_AT: f64 = 1.0;
+/// Tokens that are answered to it.
+pub const BESIDE_ANSWER: u32 = 2;
 
 /// One request to come.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,6 +52,19 @@ pub fn arrivals(rate: u32) -> Vec<Arrival> {
         (at < SECONDS).then_some(Arrival { at, prompt_tokens, completion_tokens })
     })
     .collect()
+}
+
+/// The requests of `beside_N`, that prompt last.
+pub fn beside(prompt_tokens: u32) -> Vec<Arrival> {
+    let chat = Arrival { at: 0.0, prompt_tokens: CHAT_TOKENS.0, completion_tokens: CHAT_TOKENS.1 };
+    let long = Arrival { at: BESIDE_AT, prompt_tokens, completion_tokens: BESIDE_ANSWER };
+    std::iter::repeat_n(chat, CHATS as usize).chain([long]).collect()
+}
+
+/// The requests of `beside_N`, and the tokens of each in the mean.
+pub fn beside_size(prompt_tokens: u32) -> Size {
+    let requests = CHATS + 1;
+    Size { requests, prompt_tokens: CHAT_TOKENS.0 + prompt_tokens.div_ceil(requests), completion_tokens: CHAT_TOKENS.1 }
 }
 
 /// The moments of an answer's tokens, since its request was due.
@@ -83,6 +103,23 @@ pub fn readings(answers: &[Answer]) -> Vec<Reading> {
     .collect()
 }
 
+/// How the chats of `beside_N` streamed while the prompt was computed that came between them, which has the last answer, and how long
+/// its first token took.
+pub fn beside_readings(answers: &[Answer]) -> Vec<Reading> {
+    let Some((long, chats)) = answers.split_last() else { return vec![] };
+    let Some(first) = long.tokens.first() else { return vec![] };
+    let came = Duration::from_secs_f64(BESIDE_AT);
+    let meanwhile = came..=came + *first;
+    let streamed = |chat: &Answer| Answer {
+        tokens: chat.tokens.iter().copied().filter(|at| meanwhile.contains(at)).collect(),
+        ..chat.clone()
+    };
+    let mut seen = readings(&chats.iter().map(streamed).collect::<Vec<_>>());
+    seen.retain(|reading| reading.metric.starts_with("itl_") || reading.metric.starts_with("worst_gap_"));
+    seen.push(Reading::new("long_ttft_ms", first.as_secs_f64() * 1e3));
+    seen
+}
+
 fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -99,6 +136,10 @@ fn percentile(sorted: &[f64], share: f64) -> Option<f64> {
 mod tests {
     use super::*;
 
+    fn answer(prompt_tokens: u32, ms: &[u64]) -> Answer {
+        Answer { prompt_tokens, tokens: ms.iter().copied().map(Duration::from_millis).collect() }
+    }
+
     #[test]
     fn a_rate_has_its_requests_and_a_tenth_of_them_is_long() {
         let load = arrivals(16);
@@ -111,11 +152,24 @@ mod tests {
     }
 
     #[test]
+    fn a_long_prompt_comes_while_chats_stream_and_is_told_apart() {
+        let load = beside(128_000);
+        let size = beside_size(128_000);
+        assert_eq!((load.len(), load.last().unwrap().prompt_tokens), (65, 128_000));
+        let tokens: u32 = load.iter().map(|arrival| arrival.prompt_tokens + arrival.completion_tokens).sum();
+        assert!(size.requests * size.context_tokens() >= tokens, "there is room for all");
+        // What chats do before it comes and behind its first token does not count.
+        let chat = answer(400, &[10, 900, 1005, 1045, 1085, 9990, 20_000]);
+        let found = beside_readings(&[chat, answer(128_000, &[9000, 9900])]);
+        let of = |metric: &str| found.iter().find(|reading| reading.metric == metric).map(|found| found.value.round());
+        assert_eq!(
+            ["itl_p50_ms", "worst_gap_p95_ms", "long_ttft_ms", "short_ttft_p50_ms", "e2e_p50_ms"].map(of),
+            [Some(40.0), Some(8905.0), Some(9000.0), None, None]
+        );
+    }
+
+    #[test]
     fn moments_become_what_users_saw() {
-        let answer = |prompt_tokens, ms: &[u64]| Answer {
-            prompt_tokens,
-            tokens: ms.iter().copied().map(Duration::from_millis).collect(),
-        };
         let found = readings(&[answer(100, &[10, 15, 45]), answer(100, &[30, 34, 38]), answer(9000, &[400, 410])]);
         let of = |metric: &str| found.iter().find(|reading| reading.metric == metric).unwrap().value.round();
         assert_eq!((of("short_ttft_p50_ms"), of("short_ttft_p95_ms")), (10.0, 30.0));

@@ -58,6 +58,7 @@ impl Phases {
             | Case::Constrained(_)
             | Case::Required(_)
             | Case::Mix(_)
+            | Case::Beside(_)
             | Case::Http(_) => Vec::new(),
         }
     }

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use stoker_engine::{EngineLoad, RejectReason};
 use stoker_workload::{Lengths, Rng};
 
-use super::point::{Point, Timed};
+use super::point::{NEAR, Point, Timed};
 use crate::{in_process::InProcess, mix::Arrival};
 
 /// Lengths of answers and the spread of prompts around a point's context: chats vary so.
@@ -18,9 +18,6 @@ const ANSWER_TOKENS: f64 = 48.0;
 const SIGMA: f64 = 0.7;
 /// How often the engine's state is looked at.
 const LOOK: Duration = Duration::from_millis(5);
-/// A state is near a point within this factor in sequences and in context: half an octave, so that a grid of powers of two has no
-/// state near two of its points.
-const NEAR: f64 = std::f64::consts::SQRT_2;
 const BLOCK_TOKENS: f64 = 16.0;
 
 /// A time in which requests come alike.
