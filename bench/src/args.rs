@@ -552,7 +552,7 @@ mod tests {
         let parsed = Args::try_parse_from(["stoker-bench", "curve", "--contexts", "128,512"]);
         let Ok(Args { command: Command::Curve(curve) }) = parsed else { panic!("{parsed:?}") };
         let asked = curve.asked(PathBuf::from("m"), true);
-        assert_eq!((asked.sequences.last(), asked.contexts), (Some(&256), vec![128, 512]));
+        assert_eq!((asked.sequences.last(), asked.contexts), (Some(&180), vec![128, 512]));
         assert_eq!(curve.asked(PathBuf::from("m"), false).sequences, [1, 4, 16, 32]);
         for wrong in [["--sequences", "0"], ["--contexts", "x"], ["--seconds", "0"], ["--samples", "0"]] {
             assert!(Args::try_parse_from(["stoker-bench", "curve", wrong[0], wrong[1]]).is_err(), "{wrong:?}");
