@@ -474,7 +474,7 @@ fn memory_report(model: &ModelInfo) -> MemoryReport {
     MemoryReport {
         device: device.clone(),
         weights_bytes: memory.weights_bytes,
-        held: held.iter().map(|(format, bytes)| ((*format).to_owned(), *bytes)).collect(),
+        weights_by_format: held.iter().map(|(format, bytes)| ((*format).to_owned(), *bytes)).collect(),
         workspace_bytes: memory.workspace_bytes,
         kv_tokens: memory.kv_tokens(),
         kv_bytes_per_token: memory.kv_bytes_per_token,

@@ -98,11 +98,11 @@ pub(crate) enum Command {
     ///
     /// First steps of fixed shape are timed from outside: decoding, for each number of sequences behind each context, and fresh prompts
     /// alone. A point is the mean of four numbers of sequences, or of eight prompts, about the one that is named, with contexts about the
-    /// other: a load has no powers of two, which steps like best. Then the engine starts anew and serves a mixed open load: Poisson arrivals in stretches, one for each decoding point, in
-    /// random order, with random lengths. What its meter learned from that, and nothing else, is compared with the fixed shapes, which
+    /// other: a load has no powers of two, which steps like best. Then the engine starts anew and serves a mixed open load: Poisson
+    /// arrivals in stretches, one for each decoding point, in random order, with random lengths. What its meter learned from that, and nothing else, is compared with the fixed shapes, which
     /// are timed again after it. A point counts if the load came near it (within half an octave in sequences and context, ten times).
     ///
-    /// With the small trained model, in half a minute:
+    /// With the small trained model, in a minute:
     ///
     ///     stoker-bench curve
     ///

@@ -153,7 +153,7 @@ impl Case {
             | Self::Required(n)
             | Self::Neighbour(n) => (n, PROMPT_TOKENS, COMPLETION_TOKENS),
             Self::Mix(_) => (MIX_SEQUENCES, MIX_TOKENS.0, MIX_TOKENS.1),
-            Self::Beside(prompt) => return mix::beside_size(prompt),
+            Self::Beside(prompt) => mix::beside_size(prompt),
             Self::PrefixWarm => (1, PREFIX_TOKENS + OWN_TOKENS, 1),
             Self::SharedPrefix => (PREFIX_REQUESTS, PREFIX_TOKENS + OWN_TOKENS, PREFIX_COMPLETION_TOKENS),
         };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use stoker_workload::{Lengths, Rng};
 
-use crate::{case::Size, reading::Reading};
+use crate::reading::Reading;
 
 /// Seconds in which requests come.
 const SECONDS: f64 = 40.0;
@@ -61,10 +61,10 @@ pub fn beside(prompt_tokens: u32) -> Vec<Arrival> {
     std::iter::repeat_n(chat, CHATS as usize).chain([long]).collect()
 }
 
-/// The requests of `beside_N`, and the tokens of each in the mean.
-pub fn beside_size(prompt_tokens: u32) -> Size {
+/// The requests of `beside_N`, and the tokens of a prompt and of an answer in the mean.
+pub fn beside_size(prompt_tokens: u32) -> (u32, u32, u32) {
     let requests = CHATS + 1;
-    Size { requests, prompt_tokens: CHAT_TOKENS.0 + prompt_tokens.div_ceil(requests), completion_tokens: CHAT_TOKENS.1 }
+    (requests, CHAT_TOKENS.0 + prompt_tokens.div_ceil(requests), CHAT_TOKENS.1)
 }
 
 /// The moments of an answer's tokens, since its request was due.
@@ -154,10 +154,10 @@ mod tests {
     #[test]
     fn a_long_prompt_comes_while_chats_stream_and_is_told_apart() {
         let load = beside(128_000);
-        let size = beside_size(128_000);
+        let (requests, prompt_tokens, completion_tokens) = beside_size(128_000);
         assert_eq!((load.len(), load.last().unwrap().prompt_tokens), (65, 128_000));
         let tokens: u32 = load.iter().map(|arrival| arrival.prompt_tokens + arrival.completion_tokens).sum();
-        assert!(size.requests * size.context_tokens() >= tokens, "there is room for all");
+        assert!(requests * (prompt_tokens + completion_tokens) >= tokens, "there is room for all");
         // What chats do before it comes and behind its first token does not count.
         let chat = answer(400, &[10, 900, 1005, 1045, 1085, 9990, 20_000]);
         let found = beside_readings(&[chat, answer(128_000, &[9000, 9900])]);

@@ -36,7 +36,7 @@ pub struct MemoryReport {
     pub weights_bytes: u64,
     /// The same by number formats; empty from agents that do not say.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub held: BTreeMap<String, u64>,
+    pub weights_by_format: BTreeMap<String, u64>,
     /// Intermediate results of the largest step.
     pub workspace_bytes: u64,
     /// Tokens that the KV cache holds.

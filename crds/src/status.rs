@@ -335,7 +335,7 @@ pub struct ReplicaMemory {
     pub weights_bytes: i64,
     /// The same by number formats; absent of what is planned, and where the agent does not say.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub held: BTreeMap<String, i64>,
+    pub weights_by_format: BTreeMap<String, i64>,
     /// Bytes of intermediate results of the largest step.
     pub workspace_bytes: i64,
     /// Tokens that the KV cache holds.

@@ -42,7 +42,7 @@ pub(super) fn screen(facts: &Facts) -> String {
     line("kv", kv(status, *now));
     line("preemptions", preemptions(status, *now));
     line("memory", status.fit.as_ref().map_or_else(|| "unknown".to_owned(), memory));
-    if let Some(held) = status.fit.as_ref().and_then(held) {
+    if let Some(held) = status.fit.as_ref().and_then(formats) {
         line("formats", held);
     }
     line("scaling", status.scaling.as_ref().map_or_else(|| "off: spec.replicas rules".to_owned(), scaling));
@@ -148,9 +148,9 @@ fn memory(fit: &FitStatus) -> String {
 }
 
 /// The formats of its numbers; `None` before an agent has said it.
-fn held(fit: &FitStatus) -> Option<String> {
-    let measured = fit.measured.as_ref().filter(|measured| !measured.held.is_empty())?;
-    let weights = in_shares(measured.held.iter().map(|(format, bytes)| (format, bytes.unsigned_abs())));
+fn formats(fit: &FitStatus) -> Option<String> {
+    let measured = fit.measured.as_ref().filter(|measured| !measured.weights_by_format.is_empty())?;
+    let weights = in_shares(measured.weights_by_format.iter().map(|(format, bytes)| (format, bytes.unsigned_abs())));
     Some(format!("weights in {weights}; {} bytes of KV a token", grouped(measured.kv_bytes_per_token.unsigned_abs())))
 }
 
@@ -268,7 +268,7 @@ mod tests {
             "fit": {"source": "builtin://ember", "place": "1 x H100",
                 "planned": {"weightsBytes": 16_106_127_360_i64, "workspaceBytes": 1_181_116_006, "kvTokens": 385_351},
                 "measured": {"weightsBytes": 16_106_127_360_i64, "workspaceBytes": 1_073_741_824, "kvTokens": 393_216,
-                    "held": {"bf16": 3_060_164_198_i64, "fp8": 13_045_963_162_i64}, "kvBytesPerToken": 65_536},
+                    "weightsByFormat": {"bf16": 3_060_164_198_i64, "fp8": 13_045_963_162_i64}, "kvBytesPerToken": 65_536},
                 "memoryErrorPercent": 0.63, "kvErrorPercent": -2.0},
             "budget": {"wanted": 3, "granted": 2, "blockedBy": ["b/batch"]},
             "startup": {"pod": "chat-3f2a-2", "phase": "Loading"},

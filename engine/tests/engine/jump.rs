@@ -196,7 +196,7 @@ pub(crate) fn told_as_drawn(roomy: &EngineHandle, tight: &EngineHandle) -> Vec<T
     drawn
 }
 
-/// Every token is one that its grammar allows there, drawn all at once and one after the other.
+/// Every token is one that its grammar allows there, by a matcher that follows what was told.
 pub(crate) fn assert_grammars_are_followed(engine: &EngineHandle) {
     let unread = |request| Request { prompt_logprobs: None, ..request };
     let requests: Vec<Request> = all_asked(engine, 4).into_iter().map(unread).collect();

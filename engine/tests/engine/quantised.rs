@@ -266,6 +266,25 @@ fn packings_that_are_not_read_are_refused_by_name() {
     with("gptq-g32", "group_size", json!("32"), "`group_size` is \"32\"");
 }
 
+#[test]
+fn mxfp4_that_is_none_is_refused_with_what_it_is() {
+    for (field, value, part) in [
+        ("group_size", json!(16), "`group_size` is not 32"),
+        ("symmetric", json!(false), "`symmetric` is false"),
+        ("num_bits", json!(8), "`num_bits` is 8"),
+    ] {
+        let checkpoint = Checkpoint::of("ct-mxfp4");
+        checkpoint.edit_config(|config| config["config_groups"]["group_0"]["weights"][field] = value.clone());
+        checkpoint.refused_with(&["config_groups.group_0", part]);
+    }
+    let checkpoint = Checkpoint::of("ct-mxfp4");
+    checkpoint.edit_tensors(|header, data| {
+        let at = header[format!("{Q_PROJ}.weight_scale")]["data_offsets"][0].as_u64().unwrap() as usize;
+        data[at] = u8::MAX;
+    });
+    checkpoint.refused_with(&["q_proj.weight_scale has a scale that is NaN"]);
+}
+
 const Q_PROJ: &str = "model.layers.0.self_attn.q_proj";
 
 #[test]

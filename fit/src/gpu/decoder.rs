@@ -103,15 +103,15 @@ impl DecoderSizes {
     /// The same by formats.
     pub fn held(&self, n_params: u64) -> BytesByFormat {
         let projected = (self.n_layers * self.layer_values()) as u64;
-        let others = 2 * (n_params - projected);
+        let others = || 2 * (n_params - projected);
         match self.projections {
             WeightFormat::Bf16 => BTreeMap::from([("bf16", 2 * n_params)]),
             WeightFormat::E4m3 => {
                 let Self { hidden, inner, n_layers, .. } = *self;
                 let scales = 4 * n_layers * (self.heads.qkv_width() + 2 * inner + 2 * hidden);
-                BTreeMap::from([("bf16", others), ("fp8", projected + scales as u64)])
+                BTreeMap::from([("bf16", others()), ("fp8", projected + scales as u64)])
             }
-            WeightFormat::Int4 => BTreeMap::from([("bf16", others), ("int4", self.int4_bytes)]),
+            WeightFormat::Int4 => BTreeMap::from([("bf16", others()), ("int4", self.int4_bytes)]),
         }
     }
 

@@ -52,7 +52,11 @@ fn compared(scene: &Scene<'_>, model: &Model, asked: &Asked, (node, memory): (&s
     let planned = place.and_then(|place| plan(model, asked, place).ok()).map(|fit| of_plan(&fit));
     let measured = ReplicaMemory {
         weights_bytes: whole(memory.weights_bytes),
-        held: memory.held.iter().map(|(format, bytes)| (format.clone(), whole(*bytes))).collect(),
+        weights_by_format: memory
+            .weights_by_format
+            .iter()
+            .map(|(format, bytes)| (format.clone(), whole(*bytes)))
+            .collect(),
         workspace_bytes: whole(memory.workspace_bytes),
         kv_tokens: whole(memory.kv_tokens),
         kv_bytes_per_token: whole(memory.kv_bytes_per_token),
@@ -87,7 +91,7 @@ fn place(scene: &Scene<'_>, node: &str, memory: &MemoryReport) -> (String, Optio
 fn of_plan(fit: &Fit) -> ReplicaMemory {
     ReplicaMemory {
         weights_bytes: whole(fit.memory.weights_bytes),
-        held: BTreeMap::new(),
+        weights_by_format: BTreeMap::new(),
         workspace_bytes: whole(fit.memory.workspace_bytes),
         kv_tokens: whole(fit.memory.kv_tokens()),
         kv_bytes_per_token: whole(fit.memory.kv_bytes_per_token),

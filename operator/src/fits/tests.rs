@@ -105,7 +105,7 @@ fn serving(node: &'static str, device: &str, kv_tokens: u64) -> Said {
     let memory = MemoryReport {
         device: device.into(),
         weights_bytes: 16_060_522_496,
-        held: [("bf16".to_owned(), 16_060_522_496)].into(),
+        weights_by_format: [("bf16".to_owned(), 16_060_522_496)].into(),
         workspace_bytes: 1 << 30,
         kv_tokens,
         kv_bytes_per_token: 131_072,
@@ -205,7 +205,7 @@ fn what_was_planned_is_compared_with_what_a_replica_took() {
     let status = world.look().status;
     assert_eq!(status.kv_error_percent, Some(-2.0));
     let measured = status.measured.clone().unwrap();
-    assert_eq!((measured.held["bf16"], measured.kv_bytes_per_token), (measured.weights_bytes, 131_072));
+    assert_eq!((measured.weights_by_format["bf16"], measured.kv_bytes_per_token), (measured.weights_bytes, 131_072));
     assert_eq!(planned.kv_bytes_per_token, 131_072);
     let taken = 16_060_522_496 + (1 << 30);
     let error = 100.0 * (planned.weights_bytes + planned.workspace_bytes - taken) as f64 / taken as f64;

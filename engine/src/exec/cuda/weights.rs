@@ -361,8 +361,8 @@ fn batches<T>(items: &[T], weight: impl Fn(&T) -> usize, most: usize) -> impl It
 
 /// What is copied to a slot's buffer.
 fn uploads_of<'a>(buffer: &'a mut Projection, coming: &Coming<'a>) -> Vec<Upload<'a>> {
-    let Coming { slot: Slot { order, .. }, parts, way } = *coming;
-    let order = *order;
+    let Coming { slot, parts, way } = *coming;
+    let order = slot.order;
     let target = match (buffer, way) {
         (_, Way::Dequantised) => return vec![],
         (Projection::Int4(matrix), Way::FourBits(maker)) => {

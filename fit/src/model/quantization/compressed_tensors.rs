@@ -39,8 +39,7 @@ fn rule(fields: &Fields, name: &str, group: &Value) -> Result<Rule, ModelError> 
     let codes = codes(&weights, &group_fields, format)?;
     let symmetric = weights.flag("symmetric", true)?;
     if matches!(codes, Codes::E4m3 | Codes::E2m1) && !symmetric {
-        return Err(weights
-            .error("symmetric", format!("is false: {codes:?} with zero points is not implemented").to_lowercase()));
+        return Err(weights.error("symmetric", "is false: floats with zero points are not implemented".into()));
     }
     if codes == Codes::E2m1 && shared != SharedBy::Group(MX_GROUP) {
         return Err(weights.error("group_size", format!("is not {MX_GROUP}, as MXFP4 has it")));
