@@ -419,6 +419,19 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_is_followed_as_far_as_chance_does_not_explain_how_it_differs_from_the_last_minutes() {
+        let rate = |stable_rate, dispersion| {
+            let arrivals = Arrivals { stable_rate, long_rate: 10.0, stable_seconds: 60.0, ..signals().arrivals };
+            arrival_rate(&Signals { arrivals, dispersion, ..signals() }, Mood::Calm)
+        };
+        // Chance is 0.25 requests/s squared: of a difference of 2, squared 4, an eighth is not believed, of one of 0.5 nothing is.
+        check(Some(rate(12.0, 1.5)), 11.75);
+        check(Some(rate(8.0, 1.5)), 8.25);
+        check(Some(rate(10.5, 1.5)), 10.0);
+        check(Some(rate(12.0, 3.0)), 11.5);
+    }
+
+    #[test]
     fn each_mood_has_its_rate() {
         let rate = |panic_rate, mood| {
             let arrivals = Arrivals { panic_rate, growth_per_second: 0.01, ..signals().arrivals };

@@ -83,6 +83,15 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_went_back_keeps_no_peak_longer() {
+        let mut hold = Hold::default();
+        hold.keep(8, HOLD_MS, 10_000 * HOLD_MS);
+        hold.not_after(0);
+        assert_eq!(hold.keep(2, HOLD_MS, HOLD_MS - 1), 8);
+        assert_eq!(hold.keep(2, HOLD_MS, HOLD_MS), 2);
+    }
+
+    #[test]
     fn its_size_is_bounded_even_when_the_time_grows() {
         let mut hold = Hold::default();
         let sizes = (0..10_000_u64).map(|tick| {

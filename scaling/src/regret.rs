@@ -94,6 +94,20 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_went_back_keeps_patience_no_longer() {
+        let mut regret = Regret::default();
+        regret.note(4, 2, 10_000 * 60 * MINUTE_MS);
+        regret.note(2, 4, 10_000 * 60 * MINUTE_MS);
+        regret.not_after(0);
+        assert_eq!(regret.patience(0), PATIENCE_MAX);
+        assert!(regret.patience(24 * 60 * MINUTE_MS) < 1.02);
+        regret.note(4, 2, 10_000 * 60 * MINUTE_MS);
+        regret.not_after(24 * 60 * MINUTE_MS);
+        regret.note(2, 4, 25 * 60 * MINUTE_MS);
+        assert!(regret.patience(25 * 60 * MINUTE_MS) < 1.02, "an hour later is no regret");
+    }
+
+    #[test]
     fn patience_comes_back_over_hours() {
         let mut regret = Regret::default();
         regret.note(4, 2, 0);
