@@ -189,7 +189,7 @@ pub(crate) enum Command {
         /// Only models whose name contains one of these.
         #[arg(long, value_delimiter = ',', value_name = "NAME,...")]
         only: Vec<String>,
-        /// Measure products of quantised weights instead: fp8, int4. Their lines stand beside the others' in a chip's table.
+        /// Measure products of quantised weights instead: fp8, fp8-blocks, int4. Their lines stand beside the others' in a chip's table.
         #[arg(long, value_name = "KIND")]
         quantization: Option<Quantised>,
         /// Measure the products of one of so many GPUs that share a model; one is enough for it.
@@ -211,7 +211,7 @@ pub(crate) enum Command {
         /// Tokens of each sequence.
         #[arg(long, default_value_t = 1024)]
         context: usize,
-        /// Quantise the projections of layers: fp8; or draw them in four bits: int4.
+        /// Quantise the projections of layers: fp8; or draw them in blocks of e4m3, or in four bits: fp8-blocks, int4.
         #[arg(long, value_name = "KIND")]
         quantization: Option<Quantised>,
         /// A chip that is not here, by its name in kernels/tables: nothing is measured.
@@ -239,7 +239,7 @@ pub(crate) enum Command {
         /// Leave the weights out: for systems that make random ones themselves.
         #[arg(long)]
         without_weights: bool,
-        /// Weights that are stored so: int4, fp8-stored.
+        /// Weights that are stored so: int4, fp8-stored, fp8-blocks.
         #[arg(long, value_name = "KIND")]
         quantization: Option<Quantised>,
         /// Where models are kept.
@@ -438,7 +438,8 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     batch_invariant: bool,
     /// Quantise the projections of layers when they are loaded: fp8; or draw them in four bits, groups of 128 with zero points: int4;
-    /// or, with --weights disk, in e4m3 with a scale an output: fp8-stored. The format in figures is then that.
+    /// or in e4m3 in blocks of 128 x 128, as DeepSeek and Qwen publish: fp8-blocks; or, with --weights disk, in e4m3 with a scale an
+    /// output: fp8-stored. The format in figures is then that.
     #[arg(long, value_name = "KIND")]
     pub(crate) quantization: Option<Quantised>,
     /// GPUs that share the model, from the one of --device on.

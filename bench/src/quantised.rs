@@ -17,8 +17,12 @@ pub enum Quantised {
     Int4,
     /// e4m3 with a scale an output, as compressed-tensors publishes them for rows that are quantised as they come. Random codes, on disk.
     Fp8Stored,
+    /// e4m3 with a scale for each 128 outputs and 128 inputs, as DeepSeek and Qwen publish them. Random codes.
+    Fp8Blocks,
 }
 
+/// Outputs and inputs that share a scale in e4m3.
+const BLOCK: u32 = 128;
 /// Inputs that share a scale in four bits.
 const GROUP: u32 = 128;
 
@@ -29,6 +33,7 @@ impl Quantised {
             Self::AtStart(quantization) => quantization.name(),
             Self::Int4 => "int4",
             Self::Fp8Stored => "fp8-stored",
+            Self::Fp8Blocks => "fp8-blocks",
         }
     }
 
@@ -36,7 +41,7 @@ impl Quantised {
     pub fn at_start(self) -> Option<Quantization> {
         match self {
             Self::AtStart(quantization) => Some(quantization),
-            Self::Int4 | Self::Fp8Stored => None,
+            Self::Int4 | Self::Fp8Stored | Self::Fp8Blocks => None,
         }
     }
 
@@ -46,6 +51,9 @@ impl Quantised {
             Self::AtStart(_) => return,
             Self::Int4 => json!({
                 "quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": true, "version": "gemm",
+            }),
+            Self::Fp8Blocks => json!({
+                "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK],
             }),
             Self::Fp8Stored => {
                 let of = |strategy, dynamic| json!({"num_bits": 8, "type": "float", "symmetric": true, "strategy": strategy, "dynamic": dynamic});
@@ -77,6 +85,10 @@ impl Quantised {
                 part("qzeros", [inputs.div_ceil(GROUP), outputs / 8], Fill::Fours),
                 part("scales", [inputs.div_ceil(GROUP), outputs], Fill::Scale),
             ],
+            Self::Fp8Blocks => vec![
+                part("weight", [outputs, inputs], Fill::E4m3),
+                part("weight_scale_inv", [outputs.div_ceil(BLOCK), inputs.div_ceil(BLOCK)], Fill::Scale),
+            ],
             Self::Fp8Stored => {
                 vec![part("weight", [outputs, inputs], Fill::E4m3), part("weight_scale", [outputs, 1], Fill::Scale)]
             }
@@ -88,7 +100,8 @@ impl FromStr for Quantised {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let known = || Quantization::ALL.into_iter().map(Self::AtStart).chain([Self::Int4, Self::Fp8Stored]);
+        let known =
+            || Quantization::ALL.into_iter().map(Self::AtStart).chain([Self::Int4, Self::Fp8Stored, Self::Fp8Blocks]);
         let names = || known().map(Self::name).collect::<Vec<_>>().join(" or ");
         known().find(|kind| kind.name() == name).ok_or_else(|| format!("{name:?} is not known: take {}", names()))
     }
@@ -100,12 +113,15 @@ mod tests {
 
     #[test]
     fn a_kind_is_what_is_written_and_only_stored_ones_are_described() {
-        for name in ["fp8", "int4", "fp8-stored"] {
+        for name in ["fp8", "int4", "fp8-stored", "fp8-blocks"] {
             let kind: Quantised = name.parse().unwrap();
             let mut config = json!({});
             kind.describe(&mut config);
             assert_eq!((kind.name(), kind.at_start().is_none()), (name, config != json!({})));
         }
-        assert_eq!("int3".parse::<Quantised>().unwrap_err(), "\"int3\" is not known: take fp8 or int4 or fp8-stored");
+        assert_eq!(
+            "int3".parse::<Quantised>().unwrap_err(),
+            "\"int3\" is not known: take fp8 or int4 or fp8-stored or fp8-blocks"
+        );
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     AskedSizes, StepSizes,
     gpu::{
         Capacity, Card, Chip, DecoderSizes, KvFormat, PrefillSplit, Push, SplitPolicy, StepBounds, WeightFormat,
-        described_int4_bytes, has_rows_of_e4m3, prefill_split,
+        described_int4_bytes, prefill_split, stored_e4m3,
     },
     host::{HostStep, kv_bytes_per_token, workspace_bytes},
     memory::{CacheUse, DeviceMemory, MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan},
@@ -215,12 +215,13 @@ fn sizes_on(model: &Model, asked: &Asked, chip: Chip, rank: Rank) -> Result<Deco
     let sizes = DecoderSizes::of(spec, rank).ok_or_else(|| Misfit::Refused("it has no layers".to_owned()))?;
     // Over NVLink, where ranks share more: nobody knows the links yet.
     let sizes = DecoderSizes { kv_format: asked.kv_format, push: Push::Lines, ..sizes };
-    let e4m3 = DecoderSizes { projections: WeightFormat::E4m3, ..sizes };
-    if asked.fp8 {
-        return sizes.check_fp8(chip.capability).map(|()| e4m3).map_err(Misfit::Refused);
-    }
-    if has_rows_of_e4m3(spec) && sizes.check_fp8(chip.capability).is_ok() {
-        return Ok(e4m3);
+    let stored = stored_e4m3(spec, rank);
+    if let Some(projections) = stored.or(asked.fp8.then_some(WeightFormat::E4m3)) {
+        match sizes.check_fp8(chip.capability) {
+            Ok(()) => return Ok(DecoderSizes { projections, ..sizes }),
+            Err(reason) if asked.fp8 => return Err(Misfit::Refused(reason)),
+            Err(_) => {}
+        }
     }
     let int4 = described_int4_bytes(spec, rank).filter(|_| sizes.may_have_four_bits(chip.capability));
     Ok(int4.map_or(sizes, |int4_bytes| DecoderSizes { projections: WeightFormat::Int4, int4_bytes, ..sizes }))

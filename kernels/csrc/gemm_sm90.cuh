@@ -57,7 +57,13 @@ struct Scales {
   const float* x;
   const uint4* sums = nullptr;
   int sums_stride = 0, n_sums = 0;
+  // Where weights have a scale a block (gemm_fp8_blocks_sm90.cu): [n / kBlockRows][n_blocks], the last ones of which may be none.
+  int n_blocks = 0;
 };
+
+// e4m3 weights with a scale a block of so many outputs, and 128 inputs: a panel.
+struct Blocks {};
+constexpr int kBlockRows = 8;
 
 // Of the weights: their values or codes, and what groups of codes have in common.
 struct WeightMaps {
@@ -97,10 +103,11 @@ template <typename Element, int kWarpgroups, int kColumns, int kPanels, Cluster 
 struct Gemm {
   static constexpr bool kByWarps = std::is_same_v<Element, Int4ByWarps>, kBesideE4m3 = std::is_same_v<Element, Int4BesideE4m3>;
   static constexpr bool kIsPlainInt4 = std::is_same_v<Element, Int4>, kIsInt4 = kIsPlainInt4 || kByWarps || kBesideE4m3;
-  static constexpr bool kIsFp8 = std::is_same_v<Element, uint8_t>;
-  // Of wgmma on int4: two sets of sums of a group, and whether those that multiply take registers from the others, which then are a
-  // warpgroup.
-  static constexpr bool kHasTwoParts = kColumns <= 64, kTakesRegisters = kIsPlainInt4 && kWarpgroups == 2 && kColumns >= 64;
+  static constexpr bool kHasBlocks = std::is_same_v<Element, Blocks>, kIsFp8 = kHasBlocks || std::is_same_v<Element, uint8_t>;
+  // Of wgmma on int4: two sets of sums of a group. Of it and of blocks: whether those that multiply take registers from the others, which
+  // then are a warpgroup.
+  static constexpr bool kHasTwoParts = kColumns <= 64;
+  static constexpr bool kTakesRegisters = kWarpgroups == 2 && (kIsPlainInt4 ? kColumns >= 64 : kHasBlocks && kColumns == 256);
   // Panels of codes, of 64 values, beside one of x.
   static constexpr int kCodePanels = kBesideE4m3 ? 2 : 1, kStageCodePanels = kPanels * kCodePanels;
   static_assert(!kIsInt4 || kBesideE4m3 || kPanels == (kByWarps && kColumns == 8 ? 8 : kColumns <= 64 ? 4 : 2));
@@ -482,6 +489,65 @@ struct Gemm {
     release(barriers, last);
   }
 
+  // Of both weight rows of a thread, of a stage's panels. Behind the depth the products are 0, so any will do there.
+  static __device__ __forceinline__ void load_scales(float (&upper)[kPanels], float (&lower)[kPanels], const GemmShape& s, const Scales& scales,
+                                                     Tile tile, int step) {
+    const int last = (s.n - 1) / kBlockRows, row = tile.n + threadIdx.x / 128 * kGroupRows + threadIdx.x % 128 / kWarp * 16;
+    const int first_panel = first_value(s, step, 0) / kPanelValues;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      const int at = min(first_panel + panel, scales.n_blocks - 1);
+      upper[panel] = scales.w[static_cast<size_t>(min(row / kBlockRows, last)) * scales.n_blocks + at];
+      lower[panel] = scales.w[static_cast<size_t>(min(row / kBlockRows + 1, last)) * scales.n_blocks + at];
+    }
+  }
+
+  // The sums of a tile whose weights have scales by blocks: panels are summed one by one, some columns at a time, and added times their
+  // scales while the next ones are multiplied.
+  static __device__ __forceinline__ void sum_blocks(float (&c)[kColumns / 8][4], const GemmShape& s, const Scales& scales, Barriers& barriers,
+                                                    uint32_t stages, Tile tile, Slot& slot) {
+    constexpr int kAtOnce = kColumns < 64 ? kColumns : 64, kOfPanel = kColumns / kAtOnce, kParts = kPanels * kOfPanel;
+    float part[2][kAtOnce / 8][4] = {}, upper[kPanels], lower[kPanels];
+    clear(c);
+    load_scales(upper, lower, s, scales, tile, 0);
+    const auto add = [&](int nth) {
+      float(&sums)[kAtOnce / 8][4] = part[nth % 2];
+      pin(sums);
+      const float above = upper[nth / kOfPanel], below = lower[nth / kOfPanel];
+#pragma unroll
+      for (int j = 0; j < kAtOnce / 8; ++j) {
+        float(&total)[4] = c[nth % kOfPanel * kAtOnce / 8 + j];
+        total[0] = fmaf(above, sums[j][0], total[0]), total[1] = fmaf(above, sums[j][1], total[1]);
+        total[2] = fmaf(below, sums[j][2], total[2]), total[3] = fmaf(below, sums[j][3], total[3]);
+      }
+    };
+    for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
+      const uint32_t stage = stages + slot.at * stage_bytes(s), x = stage + w_bytes(s);
+      const uint32_t w = stage + threadIdx.x / 128 * kGroupRows * kRowBytes;
+      float next_upper[kPanels], next_lower[kPanels];
+      load_scales(next_upper, next_lower, s, scales, tile, step + 1);
+      wait_for(&barriers.full[slot.at], slot.parity);
+#pragma unroll
+      for (int nth = 0; nth < kParts; ++nth) {
+        const int panel = nth / kOfPanel, first = nth % kOfPanel * kAtOnce;
+        const uint64_t a = tile_descriptor(w + panel * w_panel_bytes(s), 0, 1024);
+        const uint64_t b = tile_descriptor(x + (panel * kColumns + first) * kRowBytes, 0, 1024);
+        begin_products();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) wgmma_rows_e4m3(part[nth % 2], moved(a, i * 32), moved(b, i * 32), i > 0);
+        commit_products();
+        if (nth == 0) continue;
+        wait_for_products<1>();
+        add(nth - 1);
+      }
+      wait_for_products<0>();
+      release(barriers, slot.at);
+      add(kParts - 1);
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) upper[panel] = next_upper[panel], lower[panel] = next_lower[panel];
+    }
+  }
+
   template <typename Out>
   static __device__ __forceinline__ void consume(const GemmShape& s, const TensorMap& y_map, Out* y, const GemmBeside& beside,
                                                  const Scales& dequantise, Barriers& barriers, uint32_t stages, uint32_t staging) {
@@ -507,6 +573,8 @@ struct Gemm {
         sum_beside_e4m3(c, s, barriers, stages, slot);
       } else if constexpr (kIsInt4) {
         s.int4.n_units == 1 ? sum_codes<1>(c, s, barriers, stages, slot) : sum_codes<4>(c, s, barriers, stages, slot);
+      } else if constexpr (kHasBlocks) {
+        sum_blocks(c, s, dequantise, barriers, stages, tile, slot);
       } else {
         sum(c, s, barriers, stages, slot);
       }
@@ -530,8 +598,10 @@ struct Gemm {
   static __device__ __forceinline__ void scale_sums(float (&c)[kOwnColumns / 8][4], const GemmShape& s, const Scales& scales, Tile tile, int end) {
     const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int row = threadIdx.x / 128 * kGroupRows + warp * 16 + g, n = tile.n + row;
-    // Those of codes are in their groups, as of numbers that are 512 times as large.
-    const float upper = kBesideE4m3 ? 512.f : n < s.n ? scales.w[n] : 0.f, lower = kBesideE4m3 ? 512.f : n + 8 < s.n ? scales.w[n + 8] : 0.f;
+    // Those of blocks are in the sums; those of codes are in their groups, as of numbers that are 512 times as large.
+    constexpr bool kHasRows = !kBesideE4m3 && !kHasBlocks;
+    constexpr float kAll = kBesideE4m3 ? 512.f : 1.f;
+    const float upper = !kHasRows ? kAll : n < s.n ? scales.w[n] : 0.f, lower = !kHasRows ? kAll : n + 8 < s.n ? scales.w[n + 8] : 0.f;
 #pragma unroll
     for (int j = 0; j < kOwnColumns / 8; ++j) {
 #pragma unroll

@@ -42,8 +42,21 @@ __device__ __forceinline__ uint4 as_halves(const uint4& v, float factor) {
                     pack_as<__half>(f[4] * factor, f[5] * factor), pack_as<__half>(f[6] * factor, f[7] * factor));
 }
 
-// Rows of w as they lie.
-template <typename Element>
+// Outputs of a block of e4m3 with a scale of its own; its inputs are what a warp has of a stage. Scales come with their numbers: of both
+// eights of a tile's rows those of a stage lie behind it.
+constexpr int kBlockRows = 8, kBlockBytes = 128, kStageScales = kCopied / kBlockBytes;
+
+__device__ __forceinline__ float load_shared_float(uint32_t address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(value) : "r"(address));
+  return value;
+}
+
+// From the scales of a block's rows to those of the next, in floats: whole pieces of the bulk copy.
+__device__ __forceinline__ int scales_stride(const Product& p) { return (p.k + 4 * kBlockBytes - 1) / (4 * kBlockBytes) * 4; }
+
+// Rows of w as they lie; of e4m3 with a scale a row, or one a block.
+template <typename Element, bool kHasBlocks = false>
 struct Rows {
   static constexpr int kWarps = kRingWarps<Element>, kValues = kCopied / sizeof(Element);
   static constexpr bool kHalves = sizeof(Element) == 1;
@@ -53,13 +66,21 @@ struct Rows {
 
   __device__ __forceinline__ int n_stages(const Product& p) const { return (p.k + kValues - 1) / kValues; }
   __device__ __forceinline__ uint32_t x_row_bytes(const Product& p) const { return n_stages(p) * kValues * sizeof(bf16); }
-  __device__ __forceinline__ uint32_t stage_bytes() const { return kTileRows * kCopied; }
+  __device__ __forceinline__ uint32_t stage_bytes() const {
+    return kTileRows * kCopied + (kHasBlocks ? 2 * kStageScales * sizeof(float) : 0);
+  }
 
   __device__ __forceinline__ void copy(uint32_t target, int first, int stage, uint64_t* barrier, const Product& p) const {
     const int lane = threadIdx.x % kWarp, row_bytes = p.k * sizeof(Element);
     const uint32_t n_bytes = min(kCopied, row_bytes - stage * kCopied);
-    if (lane == 0) arrive_expecting(barrier, kTileRows * n_bytes);
+    const uint32_t scale_bytes = kHasBlocks ? min(kStageScales, scales_stride(p) - stage * kStageScales) * sizeof(float) : 0;
+    if (lane == 0) arrive_expecting(barrier, kTileRows * n_bytes + 2 * scale_bytes);
     __syncwarp();
+    if (kHasBlocks && lane >= kTileRows && lane < kTileRows + 2) {
+      const int half = lane - kTileRows, block = min(first / kBlockRows + half, (p.n - 1) / kBlockRows);
+      const float* from = scales + static_cast<size_t>(block) * scales_stride(p) + stage * kStageScales;
+      copy_once(target + kTileRows * kCopied + half * kStageScales * sizeof(float), from, scale_bytes, barrier);
+    }
     // Rows past the end repeat the last one; their sums are not stored.
     const Element* row = w + static_cast<size_t>(min(first + lane % kTileRows, p.n - 1)) * p.k;
     if (lane < kTileRows) copy_once(target + lane * kCopied, row + stage * kValues, n_bytes, barrier);
@@ -105,8 +126,11 @@ struct Rows {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int own = warp * kSteps * kStepBytes + t * 16, row_bytes = p.k * sizeof(Element);
     const uint32_t x = room.x + g * room.x_row_bytes;
-    RowScales row_scales(scales, min(first + g, p.n - 1), min(first + g + 8, p.n - 1));
+    static_assert(!kHasBlocks || kSteps * kStepBytes == kBlockBytes);
+    RowScales row_scales(kHasBlocks ? nullptr : scales, min(first + g, p.n - 1), min(first + g + 8, p.n - 1));
     float sums[2][4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i] = 0.f;
     for (int at = own; at - own < row_bytes; at += kCopied, turn.next(room)) {
       const uint32_t rows = turn.stage(room) + g * kCopied + own;
       turn.wait(shared);
@@ -120,10 +144,19 @@ struct Rows {
       }
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) multiply(sums[s % 2], upper[s], lower[s], x + (at + s * kStepBytes) * kXBytes, g < p.m);
+      if (kHasBlocks) {
+        // Behind the depth none came.
+        const bool present = at - t * 16 < row_bytes;
+        const uint32_t own_scale = turn.stage(room) + kTileRows * kCopied + warp * sizeof(float);
+        const float above = present ? load_shared_float(own_scale) : 0.f;
+        const float below = present ? load_shared_float(own_scale + kStageScales * sizeof(float)) : 0.f;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[i] = fmaf(i < 2 ? above : below, sums[0][i] + sums[1][i], sum[i]), sums[0][i] = sums[1][i] = 0.f;
+      }
       turn.give_back(shared);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum[i] = sums[0][i] + sums[1][i];
+    for (int i = 0; i < 4; ++i) sum[i] += sums[0][i] + sums[1][i];
     if (!kHalves) return;
     row_scales.apply(sum);
 #pragma unroll
@@ -133,15 +166,15 @@ struct Rows {
   __device__ __forceinline__ static void leave(Partials<kWarps>& partial, const float (&sum)[4]) { leave_partial(partial, sum); }
 };
 
-template <Form kForm, typename Out, typename Element>
+template <Form kForm, bool kHasBlocks = false, typename Out, typename Element>
 __device__ __forceinline__ void skinny_gemm(Out* y, const Element* w, const float* w_scales, const Product& p, const Beside& beside) {
   __shared__ Shared<kRingWarps<Element>> shared;
-  multiply_through_ring<kForm>(shared, y, Rows<Element>{w, w_scales}, p, beside);
+  multiply_through_ring<kForm>(shared, y, Rows<Element, kHasBlocks>{w, w_scales}, p, beside);
 }
 
 #else
 
-template <Form kForm, typename Out, typename Element>
+template <Form kForm, bool kHasBlocks = false, typename Out, typename Element>
 __device__ __forceinline__ void skinny_gemm(Out*, const Element*, const float*, const Product&, const Beside&) {}
 
 #endif
@@ -155,11 +188,11 @@ __device__ __forceinline__ void skinny_gemm(Out*, const Element*, const float*, 
     stoker::skinny_gemm<stoker::Form::form>(y, w, nullptr, stoker::Product{x, m, n, k},                                     \
                                             stoker::Beside{weighted, norm, squares, eps, squares_tile});                    \
   }
-#define SKINNY_GEMM_SM90_E4M3(name, form)                                                                                   \
+#define SKINNY_GEMM_SM90_E4M3(name, form, has_blocks)                                                                                   \
   extern "C" __global__ void __launch_bounds__((stoker::kRingWarps<uint8_t> + 1) * 32, 1)                                                                      \
       name(stoker::bf16* y, const uint8_t* w, const float* w_scales, const stoker::bf16* x, stoker::bf16* weighted,         \
            const stoker::bf16* norm, float* squares, float eps, int m, int n, int k, int squares_tile) {                \
-    stoker::skinny_gemm<stoker::Form::form>(y, w, w_scales, stoker::Product{x, m, n, k},                                    \
+    stoker::skinny_gemm<stoker::Form::form, has_blocks>(y, w, w_scales, stoker::Product{x, m, n, k},                                    \
                                             stoker::Beside{weighted, norm, squares, eps, squares_tile});                    \
   }
 SKINNY_GEMM_SM90(skinny_gemm_sm90_bf16, kPlain, stoker::bf16)
@@ -168,7 +201,11 @@ SKINNY_GEMM_SM90(skinny_gemm_sm90_update, kUpdate, stoker::bf16)
 SKINNY_GEMM_SM90(skinny_gemm_sm90_scaled_bf16, kScaled, stoker::bf16)
 SKINNY_GEMM_SM90(skinny_gemm_sm90_scaled_f32, kScaled, float)
 SKINNY_GEMM_SM90(skinny_gemm_sm90_gated, kGated, stoker::bf16)
-SKINNY_GEMM_SM90_E4M3(skinny_gemm_sm90_e4m3_bf16, kPlain)
-SKINNY_GEMM_SM90_E4M3(skinny_gemm_sm90_e4m3_update, kUpdate)
-SKINNY_GEMM_SM90_E4M3(skinny_gemm_sm90_e4m3_scaled, kScaled)
-SKINNY_GEMM_SM90_E4M3(skinny_gemm_sm90_e4m3_gated, kGated)
+SKINNY_GEMM_SM90_E4M3(skinny_gemm_sm90_e4m3_bf16, kPlain, false)
+SKINNY_GEMM_SM90_E4M3(skinny_gemm_sm90_e4m3_update, kUpdate, false)
+SKINNY_GEMM_SM90_E4M3(skinny_gemm_sm90_e4m3_scaled, kScaled, false)
+SKINNY_GEMM_SM90_E4M3(skinny_gemm_sm90_e4m3_gated, kGated, false)
+SKINNY_GEMM_SM90_E4M3(skinny_gemm_sm90_blocks_bf16, kPlain, true)
+SKINNY_GEMM_SM90_E4M3(skinny_gemm_sm90_blocks_update, kUpdate, true)
+SKINNY_GEMM_SM90_E4M3(skinny_gemm_sm90_blocks_scaled, kScaled, true)
+SKINNY_GEMM_SM90_E4M3(skinny_gemm_sm90_blocks_gated, kGated, true)

@@ -37,10 +37,30 @@ pub enum Operands {
     Bf16,
     /// Both are e4m3; of one row x is bf16.
     E4m3,
+    /// The same with a scale a block of weights.
+    E4m3Blocks,
     /// Rows of bf16 with weights of four bits.
     Int4,
     /// Rows of e4m3, as [`crate::quantise::BesideCodes`] has them, with weights of four bits in groups of 128.
     Int4BesideE4m3,
+}
+
+/// Which weights of e4m3 share a scale.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ScaledBy {
+    /// Those of a row.
+    Rows,
+    /// Those of a block of [`BLOCK_OUTPUTS`](stoker_fit::gpu::BLOCK_OUTPUTS) x [`BLOCK_INPUTS`](stoker_fit::gpu::BLOCK_INPUTS).
+    Blocks,
+}
+
+impl From<ScaledBy> for Operands {
+    fn from(scaled: ScaledBy) -> Self {
+        match scaled {
+            ScaledBy::Rows => Self::E4m3,
+            ScaledBy::Blocks => Self::E4m3Blocks,
+        }
+    }
 }
 
 /// What the rows of x are.
@@ -196,6 +216,7 @@ impl Chip {
         match stored {
             WeightFormat::Bf16 => Operands::Bf16,
             WeightFormat::E4m3 => Operands::E4m3,
+            WeightFormat::E4m3Blocks => Operands::E4m3Blocks,
             WeightFormat::Int4 if !may_quantise => Operands::Int4,
             WeightFormat::Int4
                 if has_wide_groups
@@ -218,7 +239,9 @@ impl Chip {
     /// - all else is cuBLASLt's best guess, which from 512 rows on adds to the residual.
     pub fn choose(&self, desc: GemmDesc) -> Option<GemmKernel> {
         let found = match self.numerics {
-            _ if matches!(desc.operands, Operands::E4m3 | Operands::Int4BesideE4m3) => self.quantised(desc),
+            _ if matches!(desc.operands, Operands::E4m3 | Operands::E4m3Blocks | Operands::Int4BesideE4m3) => {
+                self.quantised(desc)
+            }
             Numerics::Fastest if desc.operands == Operands::Int4 => self.four_bits(desc),
             Numerics::BatchInvariant => self.batch_invariant(desc),
             Numerics::Fastest => match desc.prologue {
@@ -271,7 +294,8 @@ impl Chip {
 
     /// One row is the skinny kernel's, which widens weights on their way; more are ours on Hopper, by the tile that costs least.
     fn quantised(&self, desc: GemmDesc) -> Option<GemmKernel> {
-        if self.numerics == Numerics::Fastest && Rows::of(desc.shape.m) == Rows::One {
+        let has_skinny = desc.operands != Operands::E4m3Blocks || self.has_ring(desc.shape);
+        if self.numerics == Numerics::Fastest && Rows::of(desc.shape.m) == Rows::One && has_skinny {
             return (desc.epilogue != Epilogue::Sum).then(|| self.one_row(desc.shape));
         }
         let depth = if self.numerics == Numerics::Fastest { Depth::MaySplit } else { Depth::Whole };
@@ -356,13 +380,15 @@ impl Chip {
 
     /// Of ours, the cheapest by count first.
     fn tiles(&self, desc: GemmDesc, depth: Depth) -> Vec<Tile> {
-        let candidates = match desc.operands {
-            Operands::Bf16 => gemm::candidates,
-            Operands::E4m3 => gemm::candidates_e4m3,
-            Operands::Int4 => gemm::candidates_int4,
-            Operands::Int4BesideE4m3 => gemm::candidates_beside_e4m3,
-        };
-        candidates(desc.shape, desc.epilogue, depth, self.properties.n_multiprocessors)
+        let GemmDesc { shape, epilogue, .. } = desc;
+        let n = self.properties.n_multiprocessors;
+        match desc.operands {
+            Operands::Bf16 => gemm::candidates(shape, epilogue, depth, n),
+            Operands::E4m3 => gemm::candidates_e4m3(ScaledBy::Rows, shape, epilogue, depth, n),
+            Operands::E4m3Blocks => gemm::candidates_e4m3(ScaledBy::Blocks, shape, epilogue, depth, n),
+            Operands::Int4 => gemm::candidates_int4(shape, epilogue, depth, n),
+            Operands::Int4BesideE4m3 => gemm::candidates_beside_e4m3(shape, epilogue, depth, n),
+        }
     }
 
     fn cheapest(&self, desc: GemmDesc, depth: Depth) -> Option<GemmKernel> {
@@ -409,7 +435,8 @@ impl GemmKernel {
         let GemmShape { m, n, k } = desc.shape;
         match desc.operands {
             Operands::Bf16 => {}
-            Operands::E4m3 => return self.fits_e4m3(desc),
+            Operands::E4m3 => return self.fits_e4m3(ScaledBy::Rows, desc),
+            Operands::E4m3Blocks => return self.fits_e4m3(ScaledBy::Blocks, desc),
             Operands::Int4 => return self.fits_int4(desc),
             Operands::Int4BesideE4m3 => return self.fits_beside_e4m3(desc),
         }
@@ -424,15 +451,16 @@ impl GemmKernel {
         }
     }
 
-    fn fits_e4m3(self, desc: GemmDesc) -> bool {
+    fn fits_e4m3(self, scaled: ScaledBy, desc: GemmDesc) -> bool {
         let is_whole = desc.shape.k.is_multiple_of(E4M3_WHOLE);
         match self {
+            Self::Skinny(SkinnyKernel::Registers) if scaled == ScaledBy::Blocks => false,
             Self::Skinny(kernel) => {
                 let is_few = desc.shape.m <= SKINNY_ROWS_MAX && kernel.has_room(desc.shape);
                 is_whole && is_few && desc.epilogue != Epilogue::F32
             }
             Self::Tiled(tile) => {
-                is_whole && desc.prologue == Prologue::Plain && tile.fits_e4m3(desc.shape, desc.epilogue)
+                is_whole && desc.prologue == Prologue::Plain && tile.fits_e4m3(scaled, desc.shape, desc.epilogue)
             }
             Self::CublasLt(_) => false,
         }

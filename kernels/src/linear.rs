@@ -3,12 +3,13 @@
 
 use cudarc::driver::{CudaView, CudaViewMut};
 use half::bf16;
+use stoker_fit::gpu::block_scales;
 
 use crate::{
     KernelError, Kernels,
     blas::Blas,
     check_len,
-    choose::GemmKernel,
+    choose::{GemmKernel, ScaledBy},
     gemm::{GemmPlan, Tile},
     int4::Int4View,
     launch::{Epilogue, GemmShape, refused},
@@ -35,6 +36,8 @@ pub enum Operand<'a> {
     Bf16(CudaView<'a, bf16>),
     /// In e4m3.
     E4m3(Quantised<'a>),
+    /// In e4m3 with a scale a block; only weights are.
+    E4m3Blocks(Blocks<'a>),
     /// In four bits; only weights are.
     Int4(Int4View<'a>),
 }
@@ -50,6 +53,15 @@ pub struct Quantised<'a> {
     pub beside: Option<BesideCodes<CudaView<'a, u8>>>,
     /// When.
     pub written: Written,
+}
+
+/// Weights in e4m3; a value is the scale of its block times its number.
+#[derive(Debug)]
+pub struct Blocks<'a> {
+    /// The numbers, row-major.
+    pub values: CudaView<'a, u8>,
+    /// n / [`BLOCK_OUTPUTS`](stoker_fit::gpu::BLOCK_OUTPUTS), rounded up, times [`block_scales_of_rows`](stoker_fit::gpu::block_scales_of_rows).
+    pub scales: CudaView<'a, f32>,
 }
 
 /// When rows were written: weights that are constant a product asks for before the kernels in front of it have ended.
@@ -72,7 +84,8 @@ impl Operand<'_> {
     fn plan(&self, x: &Self, tile: Tile, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32) -> GemmPlan {
         match (self, x) {
             (Self::Bf16(_), _) => tile.plan(shape, epilogue, n_multiprocessors),
-            (Self::E4m3(_), _) => tile.plan_e4m3(shape, epilogue, n_multiprocessors),
+            (Self::E4m3(_), _) => tile.plan_e4m3(ScaledBy::Rows, shape, epilogue, n_multiprocessors),
+            (Self::E4m3Blocks(_), _) => tile.plan_e4m3(ScaledBy::Blocks, shape, epilogue, n_multiprocessors),
             (Self::Int4(_), Self::E4m3(_)) => tile.plan_beside_e4m3(shape, epilogue, n_multiprocessors),
             (Self::Int4(w), _) => tile.plan_int4(shape, epilogue, n_multiprocessors, w.layout.group),
         }
@@ -82,7 +95,7 @@ impl Operand<'_> {
     pub(crate) fn awaited(&self, plan: &GemmPlan) -> GemmPlan {
         match self {
             Self::E4m3(Quantised { written: Written::Lately, .. }) => plan.waiting(),
-            Self::Bf16(_) | Self::E4m3(_) | Self::Int4(_) => *plan,
+            Self::Bf16(_) | Self::E4m3(_) | Self::E4m3Blocks(_) | Self::Int4(_) => *plan,
         }
     }
 
@@ -98,6 +111,10 @@ impl Operand<'_> {
             Self::E4m3(Quantised { values, scales, .. }) => {
                 check_len(op, what, values.len(), rows * width)?;
                 check_len(op, "scales", scales.len(), rows)
+            }
+            Self::E4m3Blocks(Blocks { values, scales }) => {
+                check_len(op, what, values.len(), rows * width)?;
+                check_len(op, "scales", scales.len(), block_scales(rows, width))
             }
             Self::Int4(Int4View { layout, codes, groups }) => {
                 check_len(op, what, layout.n * layout.k, rows * width)?;

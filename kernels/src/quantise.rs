@@ -10,7 +10,7 @@ use crate::{
     Device, KernelError, Kernels, check_len, check_room, codes,
     int4::{GroupSize, Int4View},
     launch::{self, Residual, Rows, refused},
-    linear::{Quantised, Written},
+    linear::{Blocks, Quantised, Written},
     reference::sum_digits,
     sys::Launch,
 };
@@ -24,7 +24,7 @@ pub const E4M3_MAX: f32 = 448.0;
 /// The largest that rows beside codes are scaled to: 128 of these are no more than eight of the largest number.
 pub const BESIDE_CODES_MAX: f32 = 28.0;
 
-/// Device memory for rows in e4m3.
+/// Device memory for rows in e4m3, or for weights with a scale a block.
 #[derive(Debug)]
 pub struct QuantisedRows {
     values: CudaSlice<u8>,
@@ -137,6 +137,11 @@ impl QuantisedRows {
         Ok(Self { values: device.own_unset(n_values)?, scales: device.holding(scales)?, sums: device.zeros(0)? })
     }
 
+    /// The same numbers with these scales.
+    pub fn scaled_by(self, device: &Device, scales: &[f32]) -> Result<Self, KernelError> {
+        Ok(Self { scales: device.holding(scales)?, ..self })
+    }
+
     /// The numbers' bytes two by two, for who moves bytes and knows bf16 only.
     pub fn pairs_mut(&mut self) -> CudaViewMut<'_, bf16> {
         let n_pairs = self.values.len() / 2;
@@ -177,6 +182,11 @@ impl QuantisedRows {
     pub fn all(&self) -> Quantised<'_> {
         let (values, scales) = (self.values.as_view(), self.scales.as_view());
         Quantised { values, scales, beside: None, written: Written::AtStart }
+    }
+
+    /// All, whose scales are those of blocks.
+    pub fn blocks(&self) -> Blocks<'_> {
+        Blocks { values: self.values.as_view(), scales: self.scales.as_view() }
     }
 
     /// The first rows, of this width, to be written.

@@ -6,9 +6,10 @@ use half::bf16;
 
 use crate::{
     KernelError, Kernels, check_len,
+    choose::ScaledBy,
     int4::Int4View,
     launch::{self, GemmShape, LaunchConfig, NORM_TILE, SkinnyForm, SkinnyKernel, norm_tiles},
-    linear::{self, Linear, Operand, Output, Quantised, RowScale, Update},
+    linear::{self, Blocks, Linear, Operand, Output, Quantised, RowScale, Update},
     sys::Launch,
 };
 
@@ -97,7 +98,8 @@ impl Kernels {
         }
         match w {
             Operand::Bf16(_) => launch::skinny_gemm(shape, form, kernel),
-            Operand::E4m3(_) => launch::skinny_gemm_e4m3(shape, form, kernel),
+            Operand::E4m3(_) => launch::skinny_gemm_e4m3(ScaledBy::Rows, shape, form, kernel),
+            Operand::E4m3Blocks(_) => launch::skinny_gemm_e4m3(ScaledBy::Blocks, shape, form, kernel),
             Operand::Int4(w) => launch::skinny_gemm_int4(shape, form, kernel, w.layout.group),
         }
     }
@@ -107,7 +109,9 @@ impl Kernels {
 fn read_weights<'a>(launch: Launch<'a>, w: &Operand<'_>) -> Launch<'a> {
     match w {
         Operand::Bf16(w) => launch.read(w),
-        Operand::E4m3(Quantised { values, scales, .. }) => launch.read(values).read(scales),
+        Operand::E4m3(Quantised { values, scales, .. }) | Operand::E4m3Blocks(Blocks { values, scales }) => {
+            launch.read(values).read(scales)
+        }
         Operand::Int4(Int4View { codes, groups, .. }) => launch.read(codes).read(groups),
     }
 }
@@ -116,6 +120,6 @@ fn read_weights<'a>(launch: Launch<'a>, w: &Operand<'_>) -> Launch<'a> {
 fn format_of<'a>(launch: Launch<'a>, w: &Operand<'_>) -> Launch<'a> {
     match w {
         Operand::Int4(Int4View { layout, .. }) => layout.pass(launch),
-        Operand::Bf16(_) | Operand::E4m3(_) => launch,
+        Operand::Bf16(_) | Operand::E4m3(_) | Operand::E4m3Blocks(_) => launch,
     }
 }

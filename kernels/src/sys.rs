@@ -32,6 +32,7 @@ fatbins!(
     "add_bias",
     "embed",
     "feed_tokens",
+    "gemm_fp8_blocks_sm90",
     "gemm_fp8_sm90",
     "gemm_int4_e4m3_sm90",
     "gemm_int4_sm90",

@@ -219,8 +219,12 @@ fn name(epilogue: Epilogue) -> &'static str {
 }
 
 /// As a line says it; one of bf16 says nothing.
-const FORMATS: [(Operands, &str); 3] =
-    [(Operands::E4m3, "e4m3"), (Operands::Int4, "int4"), (Operands::Int4BesideE4m3, "int4 beside e4m3")];
+const FORMATS: [(Operands, &str); 4] = [
+    (Operands::E4m3, "e4m3"),
+    (Operands::E4m3Blocks, "e4m3 blocks"),
+    (Operands::Int4, "int4"),
+    (Operands::Int4BesideE4m3, "int4 beside e4m3"),
+];
 
 fn format_named(text: &str) -> Result<Operands, String> {
     let found = FORMATS.into_iter().find(|(_, name)| *name == text);

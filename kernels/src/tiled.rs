@@ -3,7 +3,7 @@
 
 use cudarc::driver::{CudaView, DevicePtr, DevicePtrMut};
 use half::bf16;
-use stoker_fit::gpu::SUM_DIGITS;
+use stoker_fit::gpu::{SUM_DIGITS, block_scales_of_rows};
 
 use crate::{
     KernelError, Kernels, check_len, check_room,
@@ -85,6 +85,13 @@ impl Kernels {
             }
             return start(launch.read(&w.scales).read(&x.scales), op.shape, plan);
         }
+        if let (Operand::E4m3Blocks(w), Operand::E4m3(x)) = (&op.w, &op.x) {
+            if scale.is_some() {
+                return Err(refused(OP, "quantised rows have no norm's factor".to_owned()));
+            }
+            let launch = launch.read(&w.scales).read(&x.scales).int(block_scales_of_rows(k));
+            return start(launch, op.shape, plan);
+        }
         if let (Operand::Int4(w), Operand::E4m3(x)) = (&op.w, &op.x) {
             let is_taken = scale.is_none() && w.layout.group == GroupSize::G128;
             let Some(beside) = x.beside.as_ref().filter(|beside| is_taken && m <= beside.stride) else {
@@ -109,6 +116,7 @@ impl Kernels {
         match (w, x) {
             (Operand::Bf16(w), Operand::Bf16(x)) => self.gemm_maps((w, x), shape, plan),
             (Operand::E4m3(w), Operand::E4m3(x)) => self.e4m3_maps((&w.values, &x.values), shape, plan),
+            (Operand::E4m3Blocks(w), Operand::E4m3(x)) => self.e4m3_maps((&w.values, &x.values), shape, plan),
             (Operand::Int4(w), Operand::Bf16(x)) => {
                 let x_address = x.device_ptr(self.device().stream()).0;
                 let x = if plan.tile.is_by_warps() {
@@ -202,7 +210,7 @@ impl Maps {
 fn format_of<'a>(launch: Launch<'a>, w: &Operand<'_>) -> Launch<'a> {
     match w {
         Operand::Int4(Int4View { layout, .. }) => layout.pass(launch),
-        Operand::Bf16(_) | Operand::E4m3(_) => launch,
+        Operand::Bf16(_) | Operand::E4m3(_) | Operand::E4m3Blocks(_) => launch,
     }
 }
 

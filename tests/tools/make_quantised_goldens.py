@@ -283,6 +283,7 @@ CHECKPOINTS = {
     "fp8-block": ("F32", transformers_fp8((32, 16), ["lm_head", "model.layers.1.mlp.down_proj"])),
     "fp8-block-bf16": ("Bf16", transformers_fp8((16, 32), ["lm_head"])),
     "fp8-block-ue8m0": ("F32", transformers_fp8((32, 32), ["lm_head"], scale_fmt="ue8m0")),
+    "fp8-block-128": ("Bf16", transformers_fp8((128, 128), ["lm_head"])),
     "fp8-tensor": ("F32", transformers_fp8(None, ["lm_head"])),
     "fp8-tensor-static": ("F16", auto_fp8()),
     "fbgemm-fp8": ("F32", fbgemm()),
@@ -311,7 +312,9 @@ CHECKPOINTS = {
 }
 # Rows of whole blocks.
 WIDER = dict(intermediate_size=128)
-SETTINGS = {"nf4": WIDER, "nf4-nested": WIDER, "fp4-nested": WIDER}
+# Blocks as they are published: transformers make no parts of them.
+BLOCKS = dict(hidden_size=128, intermediate_size=256, num_attention_heads=8, num_key_value_heads=8)
+SETTINGS = {"nf4": WIDER, "nf4-nested": WIDER, "fp4-nested": WIDER, "fp8-block-128": BLOCKS}
 
 
 def stored_as(model, dtype):

@@ -12,7 +12,8 @@
 #   SAMPLED        1: the cases with sampling options, of both, in place of a sweep
 #   MIX            requests a second, several by blanks: open loads of short and long prompts, of both, in place of a sweep
 #   CASES          cases of ours, by comma, in place of a sweep
-#   QUANTIZATION   fp8: both systems quantise the weights when they load them; int4: both take random ones in AWQ's form
+#   QUANTIZATION   fp8: both systems quantise the weights when they load them; int4, fp8-blocks: both take random
+#                  ones in AWQ's form, or in e4m3 in blocks of 128 x 128
 #   KV_CACHE_DTYPE fp8: both systems store keys and values in it
 #   TENSOR_PARALLEL  GPUs that share the model, in both systems (default 1)
 #   SAMPLES        samples of each in the full sweep, each time it runs (default 3)
@@ -102,7 +103,7 @@ vllm() {
   done
   # What is stored quantised its description says.
   local stored=() made=()
-  case ${QUANTIZATION:-} in int4) stored=(--quantization int4) ;; ?*) made=("$QUANTIZATION") ;; esac
+  case ${QUANTIZATION:-} in int4 | fp8-blocks) stored=(--quantization "$QUANTIZATION") ;; ?*) made=("$QUANTIZATION") ;; esac
   [ -d "$MODEL" ] || config=$("$BENCH" checkpoint "$MODEL" --without-weights "${stored[@]}")
   ARRIVALS=$OUT/arrivals timeout "${VLLM_LIMIT:-200}" python3 tools/bench/vllm-peer.py "$config" "${QUICK[@]}" "${made[@]}" \
     ${KV_CACHE_DTYPE:+"kv=$KV_CACHE_DTYPE"} ${TENSOR_PARALLEL:+"tp=$TENSOR_PARALLEL"} > "$OUT/vllm.log" 2>&1 \

@@ -57,7 +57,7 @@ fn weights(fit: &Fit, place: Place) -> String {
     let format = match (place, fit.weights) {
         (Place::Host { .. }, _) => "as stored",
         (_, WeightFormat::Bf16) => "bf16",
-        (_, WeightFormat::E4m3) => "fp8",
+        (_, WeightFormat::E4m3 | WeightFormat::E4m3Blocks) => "fp8",
         (_, WeightFormat::Int4) => "int4",
     };
     let each = if fit.n_ranks > 1 { " on each GPU" } else { "" };

@@ -128,6 +128,7 @@ fn fp8_in_blocks_with_one_scale_a_tensor_and_with_one_an_output() {
     check("fp8-block");
     check("fp8-block-bf16");
     check("fp8-block-ue8m0");
+    check("fp8-block-128");
     check("fp8-tensor");
     check("fp8-tensor-static");
     check("fbgemm-fp8");

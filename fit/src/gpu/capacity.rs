@@ -179,7 +179,9 @@ impl Capacity {
         match sizes.projections {
             WeightFormat::Bf16 => (0, 0),
             WeightFormat::Int4 if !self.only_speed_counts() => (0, 0),
-            WeightFormat::Int4 | WeightFormat::E4m3 => (self.max_rows * sizes.widest_input(), self.max_rows),
+            WeightFormat::Int4 | WeightFormat::E4m3 | WeightFormat::E4m3Blocks => {
+                (self.max_rows * sizes.widest_input(), self.max_rows)
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{GroupSize, Heads, Int4Size, KvFormat, Push, WeightFormat};
+use super::{BLOCK_INPUTS, BLOCK_OUTPUTS, GroupSize, Heads, Int4Size, KvFormat, Push, WeightFormat, block_scales};
 use crate::{
     format::BytesByFormat,
     model::{
@@ -111,6 +111,10 @@ impl DecoderSizes {
                 let scales = 4 * n_layers * (self.heads.qkv_width() + 2 * inner + 2 * hidden);
                 BTreeMap::from([("bf16", others()), ("fp8", projected + scales as u64)])
             }
+            WeightFormat::E4m3Blocks => {
+                let scales: usize = self.projections().into_iter().map(|[n, k]| 4 * block_scales(n, k)).sum();
+                BTreeMap::from([("bf16", others()), ("fp8", projected + (self.n_layers * scales) as u64)])
+            }
             WeightFormat::Int4 => BTreeMap::from([("bf16", others()), ("int4", self.int4_bytes)]),
         }
     }
@@ -148,12 +152,28 @@ impl DecoderSizes {
     }
 }
 
-/// Whether the projections of all layers are numbers of e4m3 with a scale a row.
-pub fn has_rows_of_e4m3(spec: &ModelSpec) -> bool {
-    let is_so = |weight: &WeightSpec| weight.scheme.as_ref().is_some_and(Scheme::has_rows_of_e4m3);
-    let projections =
-        |layer: &LayerSpec| layer.weights().filter(|weight| weight.role == WeightRole::Projection).all(is_so);
-    spec.layers.iter().all(projections)
+/// How a rank's projections lie on a GPU that multiplies e4m3, where those of all layers are stored as such numbers and share scales by
+/// rows, or by blocks that a rank has whole.
+pub fn stored_e4m3(spec: &ModelSpec, rank: Rank) -> Option<WeightFormat> {
+    let projections = || spec.layers.iter().flat_map(LayerSpec::weights).filter(|it| it.role == WeightRole::Projection);
+    let all_are = |is_so: &dyn Fn(&WeightSpec, &Scheme) -> bool| {
+        projections().all(|weight| weight.scheme.as_ref().is_some_and(|scheme| is_so(weight, scheme)))
+    };
+    if all_are(&|_, scheme| scheme.has_rows_of_e4m3()) {
+        return Some(WeightFormat::E4m3);
+    }
+    all_are(&|weight, scheme| scheme.has_blocks_of_e4m3() && has_whole_blocks(weight, rank))
+        .then_some(WeightFormat::E4m3Blocks)
+}
+
+/// The last inputs of all may be less than a block.
+fn has_whole_blocks(weight: &WeightSpec, rank: Rank) -> bool {
+    let Ok(share) = weight.slice(rank) else { return false };
+    let n_inputs = weight.tensor_shape.get(1).copied().unwrap_or(1);
+    let are_whole = |at: usize| at.is_multiple_of(BLOCK_INPUTS) || at == n_inputs;
+    [share.rows.start, share.rows.end].iter().all(|at| at.is_multiple_of(BLOCK_OUTPUTS))
+        && are_whole(share.columns.start)
+        && are_whole(share.columns.end)
 }
 
 /// Bytes of a rank's projections in four bits, where they all are by their description.

@@ -20,7 +20,7 @@ pub use self::{
         UPDATE_ROWS_MAX, WIDENED_ROWS_MIN, WORKSPACE_BYTES, beside_codes_bytes, norm_tiles,
     },
     cards::{CARDS, Card, Chip},
-    decoder::{DecoderSizes, described_int4_bytes, has_rows_of_e4m3},
+    decoder::{DecoderSizes, described_int4_bytes, stored_e4m3},
     exchange::{Counted, ExchangeSize, LINE_THREADS, LINE_UNITS, LOGIT_CHUNKS, Push},
     four_bits::{CHUNK, CHUNK_WORDS, GroupSize, Int4Size, STEP, TILE_ROWS},
     inputs::{
@@ -55,6 +55,21 @@ impl KvFormat {
     }
 }
 
+/// Outputs of a block of e4m3, as kernels read its scale. Those of checkpoints are taller: 128, of which these are parts.
+pub const BLOCK_OUTPUTS: usize = 8;
+/// Its inputs.
+pub const BLOCK_INPUTS: usize = 128;
+
+/// Scales of each [`BLOCK_OUTPUTS`] rows of a matrix in blocks: whole pieces of what a bulk copy moves, so the last ones may be of no inputs.
+pub fn block_scales_of_rows(k: usize) -> usize {
+    k.div_ceil(BLOCK_INPUTS).next_multiple_of(4)
+}
+
+/// All scales of such a matrix.
+pub fn block_scales(n: usize, k: usize) -> usize {
+    n.div_ceil(BLOCK_OUTPUTS) * block_scales_of_rows(k)
+}
+
 /// How the weights of a GEMM are stored.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum WeightFormat {
@@ -62,6 +77,15 @@ pub enum WeightFormat {
     Bf16,
     /// As e4m3 with a scale a row. One row of x stays bf16, more are quantised too.
     E4m3,
+    /// The same with a scale for each block of [`BLOCK_OUTPUTS`] rows and [`BLOCK_INPUTS`] columns.
+    E4m3Blocks,
     /// In four bits with a scale and a zero point for each group. Few rows of x stay bf16.
     Int4,
+}
+
+impl WeightFormat {
+    /// Whether numbers are e4m3.
+    pub fn is_e4m3(self) -> bool {
+        matches!(self, Self::E4m3 | Self::E4m3Blocks)
+    }
 }

@@ -170,6 +170,34 @@ fn eight_bits_halve_the_projections_and_the_cache() {
 }
 
 #[test]
+fn blocks_of_eight_bits_stay_what_they_are_where_every_rank_has_them_whole() {
+    let in_blocks = |mut config: Value, block: [u32; 2]| {
+        config["quantization_config"] =
+            json!({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": block});
+        model(&config)
+    };
+    let stored = |model: &Model, of| stored_e4m3(&model.spec, Rank::all(of).last().unwrap());
+    let llama = in_blocks(llama(4096, 14_336, 32, [32, 8]), [128, 128]);
+    assert_eq!([1, 2, 4, 8].map(|of| stored(&llama, of)), [Some(WeightFormat::E4m3Blocks); 4]);
+    // 9728 inputs are 76 blocks, and 9.5 of one of eight ranks.
+    let qwen = in_blocks(qwen3(2560, 9728, 36, [32, 8], true), [128, 128]);
+    assert_eq!(
+        [1, 4, 8].map(|of| stored(&qwen, of)),
+        [Some(WeightFormat::E4m3Blocks), Some(WeightFormat::E4m3Blocks), None]
+    );
+    assert_eq!(stored(&in_blocks(qwen3(2560, 9728, 36, [32, 8], true), [64, 64]), 1), None);
+    for fp8 in [false, true] {
+        let asked = Asked { fp8, ..Asked::default() };
+        let fit = plan(&llama, &asked, card("H200")).unwrap();
+        // A byte a number, and 4 for each 1024.
+        let projections = 32 * (6144 + 4096 + 28_672 + 14_336) as u64 * 4096;
+        let expected = 2 * (fit.n_params - projections) + projections + projections / 256;
+        assert_eq!((fit.weights, fit.memory.weights_bytes), (WeightFormat::E4m3Blocks, expected));
+    }
+    assert_eq!(plan(&llama, &Asked::default(), card("A100-80GB")).unwrap().weights, WeightFormat::Bf16);
+}
+
+#[test]
 fn formats_that_the_chip_lacks_are_refused_and_not_advised() {
     let asked = Asked { fp8: true, ..Asked::default() };
     let refused = plan(&published("llama-3.1-8b"), &asked, card("A100-80GB")).unwrap_err();

@@ -10,7 +10,9 @@ use super::{
     skinny::{EPS, FACTOR, Values, row_squares},
 };
 use crate::{
-    KernelError, bf16, codes,
+    KernelError, bf16,
+    choose::ScaledBy,
+    codes,
     gemm::{self, Depth, GemmPlan},
     int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
     launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_INT4_ROWS_MAX, SkinnyKernel, norm_tiles},
@@ -250,7 +252,7 @@ fn widened_weights(gpu: &mut Gpu, weights: &Weights, shape: GemmShape) -> Result
     let x = QuantisedRows::holding(gpu.kernels.device(), &x_bits, &x_scales)?;
     let mut w = QuantisedRows::zeros(gpu.kernels.device(), n * k, n)?;
     let n_multiprocessors = gpu.kernels.properties().n_multiprocessors;
-    for plan in gemm::all_plans_e4m3(shape, Epilogue::Bf16, Depth::MaySplit, n_multiprocessors) {
+    for plan in gemm::all_plans_e4m3(ScaledBy::Rows, shape, Epilogue::Bf16, Depth::MaySplit, n_multiprocessors) {
         let mut y = gpu.poisoned::<bf16>(m * n)?;
         gpu.kernels.widen_int4(WidenInt4 { out: w.rows_mut(n, k), w: weights.device.view() })?;
         let (y_view, x, w_view) = (Output::Bf16(y.view()), Operand::E4m3(x.all()), Operand::E4m3(w.rows(n, k)));

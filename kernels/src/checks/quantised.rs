@@ -1,6 +1,8 @@
 //! Comparisons of what is quantised to e4m3: rows, to the last bit; norms with a quantised result, to the last bit those of two
 //! kernels; products of every tile and of few rows with their references.
 
+use stoker_fit::gpu::{BLOCK_INPUTS, BLOCK_OUTPUTS, block_scales, block_scales_of_rows};
+
 use super::{
     Gpu, Outcome, TWO_ROUNDINGS,
     fixture::widened,
@@ -9,7 +11,9 @@ use super::{
     skinny::{EPS, Values, row_squares},
 };
 use crate::{
-    KernelError, bf16, codes, gemm,
+    KernelError, bf16,
+    choose::ScaledBy,
+    codes, gemm,
     gemm::{Depth, GemmPlan},
     launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_ROWS_MAX, SkinnyKernel, norm_tiles},
     linear::{Linear, Operand, Output, RowScale, Update},
@@ -41,7 +45,10 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     for (n, k) in FEW {
         for kernel in skinny_kernels(gpu) {
             for m in [1, 2, SKINNY_ROWS_MAX] {
-                outcomes.extend(few(gpu, GemmShape { m, n, k }, kernel)?);
+                outcomes.extend(few(gpu, ScaledBy::Rows, GemmShape { m, n, k }, kernel)?);
+                if kernel != SkinnyKernel::Registers {
+                    outcomes.extend(few(gpu, ScaledBy::Blocks, GemmShape { m, n, k }, kernel)?);
+                }
             }
         }
     }
@@ -49,7 +56,9 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     if properties.capability == (9, 0) {
         for (m, n, k) in SHAPES {
             for epilogue in [Epilogue::Bf16, Epilogue::Gated] {
-                outcomes.extend(tiles(gpu, GemmShape { m, n, k }, epilogue)?);
+                for scaled in [ScaledBy::Rows, ScaledBy::Blocks] {
+                    outcomes.extend(tiles(gpu, scaled, GemmShape { m, n, k }, epilogue)?);
+                }
             }
         }
     }
@@ -175,25 +184,57 @@ impl Rows {
         let bits: Vec<u8> = numbers.into_iter().map(reference::bits_of_e4m3).collect();
         Ok(Self { device: QuantisedRows::holding(gpu.kernels.device(), &bits, &scales)?, values })
     }
+
+    /// Numbers near e4m3's middle with any scales, a block each.
+    fn in_blocks(gpu: &mut Gpu, w: &[f32], width: usize) -> Result<Self, KernelError> {
+        let n_blocks = block_scales(w.len() / width, width);
+        let scales: Vec<f32> = gpu.noise.normals(n_blocks).into_iter().map(|noise| 0.02 * noise.exp()).collect();
+        Self::scaled(gpu, w, (width, ScaledBy::Blocks), &scales)
+    }
+
+    /// The numbers nearest to 16 times the values, with these scales.
+    fn scaled(gpu: &Gpu, w: &[f32], (width, by): (usize, ScaledBy), scales: &[f32]) -> Result<Self, KernelError> {
+        let numbers: Vec<f32> = w.iter().map(|w| reference::e4m3(16.0 * w)).collect();
+        let n_blocks = block_scales_of_rows(width);
+        let scale = |at: usize| match by {
+            ScaledBy::Rows => scales[at / width],
+            ScaledBy::Blocks => scales[at / width / BLOCK_OUTPUTS * n_blocks + at % width / BLOCK_INPUTS],
+        };
+        let values = numbers.iter().enumerate().map(|(at, number)| number * scale(at)).collect();
+        let bits: Vec<u8> = numbers.into_iter().map(reference::bits_of_e4m3).collect();
+        Ok(Self { device: QuantisedRows::holding(gpu.kernels.device(), &bits, scales)?, values })
+    }
+
+    /// As weights.
+    fn weights(&self, scaled: ScaledBy) -> Operand<'_> {
+        match scaled {
+            ScaledBy::Rows => Operand::E4m3(self.device.all()),
+            ScaledBy::Blocks => Operand::E4m3Blocks(self.device.blocks()),
+        }
+    }
 }
 
 /// By every plan; those that leave the depth whole give the same bits.
-fn tiles(gpu: &mut Gpu, shape: GemmShape, epilogue: Epilogue) -> Result<Vec<Outcome>, KernelError> {
+fn tiles(gpu: &mut Gpu, scaled: ScaledBy, shape: GemmShape, epilogue: Epilogue) -> Result<Vec<Outcome>, KernelError> {
     let GemmShape { m, n, k } = shape;
     let (x, w) = (noise(gpu, m, k), gpu.noise.normals(n * k));
     let scale = 1.0 / (k as f32).sqrt();
-    let w: Vec<f32> = w.into_iter().map(|w| w * scale).collect();
-    let (x, w) = (Rows::new(gpu, &x, k)?, Rows::new(gpu, &w, k)?);
+    let x = Rows::new(gpu, &x, k)?;
+    let w = match scaled {
+        ScaledBy::Rows => Rows::new(gpu, &w.into_iter().map(|w| w * scale).collect::<Vec<_>>(), k)?,
+        ScaledBy::Blocks => Rows::in_blocks(gpu, &w, k)?,
+    };
     let sums = reference::linear(&x.values, &w.values, shape);
     let wanted = match epilogue {
         Epilogue::Gated => reference::silu_mul(&sums.into_iter().map(reference::rounded).collect::<Vec<_>>()),
         _ => sums,
     };
-    let plans = gemm::all_plans_e4m3(shape, epilogue, Depth::MaySplit, gpu.kernels.properties().n_multiprocessors);
+    let plans =
+        gemm::all_plans_e4m3(scaled, shape, epilogue, Depth::MaySplit, gpu.kernels.properties().n_multiprocessors);
     let mut first: Option<Vec<u32>> = None;
     let mut outcomes = Vec::new();
     for plan in plans {
-        let found = multiply(gpu, (&x, &w), shape, epilogue, &plan)?.unwrap_or_default();
+        let found = multiply(gpu, (&x, w.weights(scaled)), shape, epilogue, &plan)?.unwrap_or_default();
         let case = format!("m {m} n {n} k {k}, {:?} of {} rows", plan.config.entry, plan.rows);
         if !plan.tile.splits_depth() {
             let is_same = bits(&found) == *first.get_or_insert_with(|| bits(&found));
@@ -208,7 +249,7 @@ fn tiles(gpu: &mut Gpu, shape: GemmShape, epilogue: Epilogue) -> Result<Vec<Outc
 
 fn multiply(
     gpu: &Gpu,
-    (x, w): (&Rows, &Rows),
+    (x, w): (&Rows, Operand<'_>),
     shape: GemmShape,
     epilogue: Epilogue,
     plan: &GemmPlan,
@@ -216,24 +257,23 @@ fn multiply(
     let size = shape.m * shape.n;
     let mut y = gpu.poisoned::<bf16>(if epilogue == Epilogue::Gated { size / 2 } else { size })?;
     let out = if epilogue == Epilogue::Gated { Output::Gated(y.view()) } else { Output::Bf16(y.view()) };
-    let (x, w) = (Operand::E4m3(x.device.all()), Operand::E4m3(w.device.all()));
+    let x = Operand::E4m3(x.device.all());
     gpu.kernels.gemm_by_plan(Linear { y: out, x, w, shape }, plan)?;
     Ok(gpu.written(&y)?.map(|found| widened(&found)))
 }
 
 /// Products of rows of bf16 with weights in e4m3 whose scales are powers of two: beside those of the same weights in bf16, which are
 /// compared with their references elsewhere. Sums in another order.
-fn few(gpu: &mut Gpu, shape: GemmShape, kernel: SkinnyKernel) -> Result<Vec<Outcome>, KernelError> {
+fn few(gpu: &mut Gpu, scaled: ScaledBy, shape: GemmShape, kernel: SkinnyKernel) -> Result<Vec<Outcome>, KernelError> {
     let GemmShape { m, n, k } = shape;
     let mut values = Values::new(gpu, shape);
-    let powers: Vec<f32> = (0..n).map(|row| 2f32.powi(row as i32 % 5 - 6)).collect();
-    let numbers: Vec<f32> = values.w.iter().map(|w| reference::e4m3(16.0 * w)).collect();
-    values.w = numbers.chunks(k).zip(&powers).flat_map(|(row, power)| row.iter().map(move |w| w * power)).collect();
-    let bytes: Vec<u8> = numbers.into_iter().map(reference::bits_of_e4m3).collect();
-    let quantised = QuantisedRows::holding(gpu.kernels.device(), &bytes, &powers)?;
+    let n_scales = if scaled == ScaledBy::Rows { n } else { block_scales(n, k) };
+    let powers: Vec<f32> = (0..n_scales).map(|at| 2f32.powi(at as i32 % 5 - 6)).collect();
+    let quantised = Rows::scaled(gpu, &values.w, (k, scaled), &powers)?;
+    values.w = quantised.values.clone();
     let plain = gpu.upload_bf16(&values.w)?;
     let both = |is_quantised: bool| match is_quantised {
-        true => Operand::E4m3(quantised.all()),
+        true => quantised.weights(scaled),
         false => Operand::Bf16(plain.as_view()),
     };
     let (x, norm) = (gpu.upload_bf16(&values.x)?, gpu.upload_bf16(&values.norm)?);
@@ -275,7 +315,7 @@ fn few(gpu: &mut Gpu, shape: GemmShape, kernel: SkinnyKernel) -> Result<Vec<Outc
         let error = if wanted.is_empty() { f64::INFINITY } else { relative_error(&found, &wanted) };
         Outcome {
             op: "skinny_gemm e4m3",
-            case: format!("{name}, m {m} n {n} k {k}, {kernel:?}"),
+            case: format!("{name} by {scaled:?}, m {m} n {n} k {k}, {kernel:?}"),
             error,
             limit: TWO_ROUNDINGS,
         }

@@ -131,6 +131,26 @@ fn weights_of_four_bits_are_ours_at_any_number_of_rows_and_of_few_with_norms_and
 }
 
 #[test]
+fn weights_in_blocks_of_e4m3_are_ours_at_any_number_of_rows() {
+    let blocks = |desc: GemmDesc| GemmDesc { operands: Operands::E4m3Blocks, ..desc };
+    let hopper = chip((9, 0));
+    let invariant = Chip::new("of no table", H200, Numerics::BatchInvariant, None).unwrap();
+    for (n, k) in [(6144, 4096), (4096, 14_336), (28_672, 4096), (24, 48)] {
+        assert_eq!(hopper.choose(blocks(plain(1, n, k, Epilogue::Update))), Some(RING));
+        for m in [1, 2, 16, 33, 256, 8192] {
+            let found = hopper.choose(blocks(plain(m, n, k, Epilogue::Bf16)));
+            assert!(found.is_some_and(|kernel| kernel == RING || m > 1), "{m} {n} {found:?}");
+            let found = invariant.choose(blocks(plain(m, n, k, Epilogue::Bf16)));
+            assert!(matches!(found, Some(GemmKernel::Tiled(tile)) if !tile.splits_depth()), "{m} {n} {found:?}");
+        }
+    }
+    // A row that has no room beside a ring.
+    let deep = hopper.choose(blocks(plain(1, 4096, 131_072, Epilogue::Bf16)));
+    assert!(matches!(deep, Some(GemmKernel::Tiled(_))), "{deep:?}");
+    assert_eq!(chip((8, 0)).choose(blocks(plain(2, 4096, 4096, Epilogue::Bf16))), None);
+}
+
+#[test]
 fn a_residual_of_odd_width_is_not_updated_by_some_rows() {
     assert_eq!(chip((9, 0)).choose(plain(2, 4097, 4096, Epilogue::Update)), None);
 }

@@ -8,6 +8,7 @@ mod variant;
 pub use self::tile::Tile;
 use self::tile::Tiling;
 use crate::{
+    choose::ScaledBy,
     error::KernelError,
     int4::GroupSize,
     launch::{Entry, Epilogue, GATE_UP_GROUP, GemmShape, LaunchConfig, refused},
@@ -78,7 +79,12 @@ impl GemmPlan {
     pub(crate) fn copies_out(&self) -> bool {
         matches!(
             self.config.entry,
-            Entry::Gemm2x256Bf16 | Entry::Gemm2x256Activated | Entry::GemmE4m32x256Bf16 | Entry::GemmE4m32x256Activated
+            Entry::Gemm2x256Bf16
+                | Entry::Gemm2x256Activated
+                | Entry::GemmE4m32x256Bf16
+                | Entry::GemmE4m32x256Activated
+                | Entry::GemmBlocks2x256Bf16
+                | Entry::GemmBlocks2x256Activated
         )
     }
 
@@ -171,15 +177,27 @@ impl Ranked {
 }
 
 /// The same for operands in e4m3, whose depth is a multiple of 16.
-pub fn candidates_e4m3(shape: GemmShape, epilogue: Epilogue, depth: Depth, n_multiprocessors: u32) -> Vec<Tile> {
+pub fn candidates_e4m3(
+    scaled: ScaledBy,
+    shape: GemmShape,
+    epilogue: Epilogue,
+    depth: Depth,
+    n_multiprocessors: u32,
+) -> Vec<Tile> {
     let tiles = candidates(tile::in_pairs(shape), epilogue, depth, n_multiprocessors);
-    tiles.into_iter().filter(|tile| tile.fits_e4m3(shape, epilogue)).collect()
+    tiles.into_iter().filter(|tile| tile.fits_e4m3(scaled, shape, epilogue)).collect()
 }
 
 /// Plans of every tile that the kernel has for a product of operands in e4m3: for comparing them.
-pub fn all_plans_e4m3(shape: GemmShape, epilogue: Epilogue, depth: Depth, n_multiprocessors: u32) -> Vec<GemmPlan> {
-    let tiles = Tile::all_e4m3(shape, epilogue, depth);
-    tiles.map(|tile| tile.plan_e4m3(shape, epilogue, n_multiprocessors)).collect()
+pub fn all_plans_e4m3(
+    scaled: ScaledBy,
+    shape: GemmShape,
+    epilogue: Epilogue,
+    depth: Depth,
+    n_multiprocessors: u32,
+) -> Vec<GemmPlan> {
+    let tiles = Tile::all_e4m3(scaled, shape, epilogue, depth);
+    tiles.map(|tile| tile.plan_e4m3(scaled, shape, epilogue, n_multiprocessors)).collect()
 }
 
 /// What no tile multiplies.
@@ -283,7 +301,7 @@ mod tests {
     fn a_product_of_e4m3_is_tiled_as_one_of_as_many_bytes() {
         let (shape, half) = (GemmShape { m: 64, n: 28672, k: 4096 }, GemmShape { m: 64, n: 28672, k: 2048 });
         let (quantised, plain) = (
-            all_plans_e4m3(shape, Epilogue::Gated, Depth::MaySplit, 132),
+            all_plans_e4m3(ScaledBy::Rows, shape, Epilogue::Gated, Depth::MaySplit, 132),
             all_plans(half, Epilogue::Gated, Depth::MaySplit, 132),
         );
         assert_eq!(quantised.len(), plain.len());
@@ -292,7 +310,7 @@ mod tests {
             let config = LaunchConfig { entry: plain.config.entry, ..quantised.config };
             assert_eq!(GemmPlan { config, ..quantised }, plain);
         }
-        assert!(all_plans_e4m3(shape, Epilogue::Update, Depth::MaySplit, 132).is_empty());
+        assert!(all_plans_e4m3(ScaledBy::Rows, shape, Epilogue::Update, Depth::MaySplit, 132).is_empty());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::{
     variant::{VARIANTS, Variant},
 };
 use crate::{
-    choose::Operands,
+    choose::{Operands, ScaledBy},
     int4::{self, GroupSize},
     launch::{Entry, Epilogue, GATE_UP_GROUP, GemmShape, LaunchConfig, NORM_TILE, count},
 };
@@ -55,8 +55,13 @@ impl Tile {
     }
 
     /// The same of operands in e4m3.
-    pub(super) fn all_e4m3(shape: GemmShape, epilogue: Epilogue, depth: Depth) -> impl Iterator<Item = Self> {
-        Self::every(depth).filter(move |tile| tile.fits_e4m3(shape, epilogue))
+    pub(super) fn all_e4m3(
+        scaled: ScaledBy,
+        shape: GemmShape,
+        epilogue: Epilogue,
+        depth: Depth,
+    ) -> impl Iterator<Item = Self> {
+        Self::every(depth).filter(move |tile| tile.fits_e4m3(scaled, shape, epilogue))
     }
 
     /// The same of weights of four bits.
@@ -96,15 +101,21 @@ impl Tile {
     }
 
     /// Whether the kernel has it for this product of operands in e4m3.
-    pub fn fits_e4m3(self, shape: GemmShape, epilogue: Epilogue) -> bool {
-        let has_entry = self.variant.entry(Operands::E4m3, epilogue).is_some();
+    pub fn fits_e4m3(self, scaled: ScaledBy, shape: GemmShape, epilogue: Epilogue) -> bool {
+        let has_entry = self.variant.entry(scaled.into(), epilogue).is_some();
         has_entry && Tiling { tile: self, shape: in_pairs(shape) }.is_possible(epilogue)
     }
 
     /// The launch for a product of operands in e4m3 that the tile fits. A pair of them stands where one of bf16 does.
-    pub fn plan_e4m3(self, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32) -> GemmPlan {
-        let entry = self.entry(Operands::E4m3, epilogue);
-        Tiling { tile: self, shape: in_pairs(shape) }.plan(entry, epilogue, n_multiprocessors as usize)
+    pub fn plan_e4m3(self, scaled: ScaledBy, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32) -> GemmPlan {
+        let entry = self.entry(scaled.into(), epilogue);
+        let plan = Tiling { tile: self, shape: in_pairs(shape) }.plan(entry, epilogue, n_multiprocessors as usize);
+        // With so many columns two warpgroups take registers from a whole one beside them: for two sets of sums.
+        let threads = match scaled {
+            ScaledBy::Blocks if self.variant.columns == 256 => 384,
+            _ => plan.config.threads,
+        };
+        GemmPlan { config: LaunchConfig { threads, ..plan.config }, ..plan }
     }
 
     /// Whether the kernel has it for this product of weights of four bits: its rows are whole tiles of codes, and panels whole where one

@@ -52,6 +52,8 @@ pub(super) struct Variant {
     pub(super) entries: &'static [(Epilogue, Entry)],
     /// The same of e4m3.
     pub(super) e4m3: &'static [(Epilogue, Entry)],
+    /// The same where weights have a scale a block.
+    pub(super) blocks: &'static [(Epilogue, Entry)],
     /// The same of four bits.
     pub(super) int4: &'static [(Epilogue, Entry)],
     /// The same of four bits beside rows in e4m3.
@@ -61,7 +63,7 @@ pub(super) struct Variant {
 }
 
 macro_rules! variant {
-    ($groups:literal x $columns:literal, $panels:literal, $cluster:ident, $($output:ident: $entry:ident),*; $e4m3:ident, $gated:ident; $($of_int4:ident: $int4:ident),* $(; $beside:ident, $beside_gated:ident)?) => {
+    ($groups:literal x $columns:literal, $panels:literal, $cluster:ident, $($output:ident: $entry:ident),*; $e4m3:ident, $gated:ident, $blocks:ident, $blocks_gated:ident; $($of_int4:ident: $int4:ident),* $(; $beside:ident, $beside_gated:ident)?) => {
         Variant {
             warpgroups: $groups,
             columns: $columns,
@@ -69,6 +71,7 @@ macro_rules! variant {
             cluster: Cluster::$cluster,
             entries: &[$((Epilogue::$output, Entry::$entry)),*],
             e4m3: &[(Epilogue::Bf16, Entry::$e4m3), (Epilogue::Gated, Entry::$gated)],
+            blocks: &[(Epilogue::Bf16, Entry::$blocks), (Epilogue::Gated, Entry::$blocks_gated)],
             int4: &[$((Epilogue::$of_int4, Entry::$int4)),*],
             beside_e4m3: &[$((Epilogue::Bf16, Entry::$beside), (Epilogue::Gated, Entry::$beside_gated))?],
             by_warps: false,
@@ -85,6 +88,7 @@ macro_rules! beside_e4m3 {
             cluster: Cluster::$cluster,
             entries: &[],
             e4m3: &[],
+            blocks: &[],
             int4: &[],
             beside_e4m3: &[(Epilogue::Bf16, Entry::$bf16), (Epilogue::Gated, Entry::$gated)],
             by_warps: false,
@@ -101,6 +105,7 @@ macro_rules! by_warps {
             cluster: Cluster::$cluster,
             entries: &[],
             e4m3: &[],
+            blocks: &[],
             int4: &[
                 (Epilogue::Bf16, Entry::$bf16),
                 (Epilogue::Gated, Entry::$gated),
@@ -115,51 +120,51 @@ macro_rules! by_warps {
 #[rustfmt::skip]
 pub(super) const VARIANTS: [Variant; 17] = [
     variant!(1 x 8, 2, Alone, Bf16: Gemm1x8Bf16, F32: Gemm1x8F32, Gated: Gemm1x8Activated, Update: Gemm1x8Updated;
-        GemmE4m31x8Bf16, GemmE4m31x8Activated;
+        GemmE4m31x8Bf16, GemmE4m31x8Activated, GemmBlocks1x8Bf16, GemmBlocks1x8Activated;
         Bf16: GemmInt41x8Bf16, Gated: GemmInt41x8Activated, Update: GemmInt41x8Updated),
     variant!(2 x 8, 1, Alone, Bf16: Gemm2x8Bf16, F32: Gemm2x8F32, Gated: Gemm2x8Activated;
-        GemmE4m32x8Bf16, GemmE4m32x8Activated;
+        GemmE4m32x8Bf16, GemmE4m32x8Activated, GemmBlocks2x8Bf16, GemmBlocks2x8Activated;
         Bf16: GemmInt42x8Bf16, Gated: GemmInt42x8Activated),
     variant!(1 x 32, 2, SharesX, Bf16: Gemm1x32Bf16, F32: Gemm1x32F32, Gated: Gemm1x32Activated, Update: Gemm1x32Updated;
-        GemmE4m31x32Bf16, GemmE4m31x32Activated;
+        GemmE4m31x32Bf16, GemmE4m31x32Activated, GemmBlocks1x32Bf16, GemmBlocks1x32Activated;
         Bf16: GemmInt41x32Bf16, Gated: GemmInt41x32Activated, Update: GemmInt41x32Updated;
         GemmInt4E4m31x32Bf16, GemmInt4E4m31x32Activated),
     variant!(2 x 32, 1, SharesX, Bf16: Gemm2x32Bf16, F32: Gemm2x32F32, Gated: Gemm2x32Activated;
-        GemmE4m32x32Bf16, GemmE4m32x32Activated;
+        GemmE4m32x32Bf16, GemmE4m32x32Activated, GemmBlocks2x32Bf16, GemmBlocks2x32Activated;
         Bf16: GemmInt42x32Bf16, Gated: GemmInt42x32Activated;
         GemmInt4E4m32x32Bf16, GemmInt4E4m32x32Activated),
     variant!(1 x 64, 2, SharesX, Bf16: Gemm1x64Bf16, F32: Gemm1x64F32, Gated: Gemm1x64Activated, Update: Gemm1x64Updated;
-        GemmE4m31x64Bf16, GemmE4m31x64Activated;
+        GemmE4m31x64Bf16, GemmE4m31x64Activated, GemmBlocks1x64Bf16, GemmBlocks1x64Activated;
         Bf16: GemmInt41x64Bf16, Gated: GemmInt41x64Activated, Update: GemmInt41x64Updated;
         GemmInt4E4m31x64Bf16, GemmInt4E4m31x64Activated),
     variant!(2 x 64, 1, SharesX, Bf16: Gemm2x64Bf16, F32: Gemm2x64F32, Gated: Gemm2x64Activated;
-        GemmE4m32x64Bf16, GemmE4m32x64Activated;
+        GemmE4m32x64Bf16, GemmE4m32x64Activated, GemmBlocks2x64Bf16, GemmBlocks2x64Activated;
         Bf16: GemmInt42x64Bf16, Gated: GemmInt42x64Activated;
         GemmInt4E4m32x64Bf16, GemmInt4E4m32x64Activated),
     variant!(1 x 128, 1, SharesX, Bf16: Gemm1x128Bf16, F32: Gemm1x128F32, Gated: Gemm1x128Activated, Update: Gemm1x128Updated;
-        GemmE4m31x128Bf16, GemmE4m31x128Activated;
+        GemmE4m31x128Bf16, GemmE4m31x128Activated, GemmBlocks1x128Bf16, GemmBlocks1x128Activated;
         Bf16: GemmInt41x128Bf16, Gated: GemmInt41x128Activated, Update: GemmInt41x128Updated;
         GemmInt4E4m31x128Bf16, GemmInt4E4m31x128Activated),
     variant!(2 x 128, 1, SharesX, Bf16: Gemm2x128Bf16, F32: Gemm2x128F32, Gated: Gemm2x128Activated;
-        GemmE4m32x128Bf16, GemmE4m32x128Activated;
+        GemmE4m32x128Bf16, GemmE4m32x128Activated, GemmBlocks2x128Bf16, GemmBlocks2x128Activated;
         Bf16: GemmInt42x128Bf16, Gated: GemmInt42x128Activated;
         GemmInt4E4m32x128Bf16, GemmInt4E4m32x128Activated),
     variant!(2 x 256, 1, SharesX, Bf16: Gemm2x256Bf16, F32: Gemm2x256F32, Gated: Gemm2x256Activated;
-        GemmE4m32x256Bf16, GemmE4m32x256Activated; ),
+        GemmE4m32x256Bf16, GemmE4m32x256Activated, GemmBlocks2x256Bf16, GemmBlocks2x256Activated; ),
     variant!(1 x 32, 2, SplitsDepth, Bf16: Gemm1x32SplitBf16, Gated: Gemm1x32SplitActivated, Update: Gemm1x32SplitUpdated;
-        GemmE4m31x32SplitBf16, GemmE4m31x32SplitActivated;
+        GemmE4m31x32SplitBf16, GemmE4m31x32SplitActivated, GemmBlocks1x32SplitBf16, GemmBlocks1x32SplitActivated;
         Bf16: GemmInt41x32SplitBf16, Gated: GemmInt41x32SplitActivated, Update: GemmInt41x32SplitUpdated;
         GemmInt4E4m31x32SplitBf16, GemmInt4E4m31x32SplitActivated),
     variant!(1 x 64, 2, SplitsDepth, Bf16: Gemm1x64SplitBf16, Gated: Gemm1x64SplitActivated, Update: Gemm1x64SplitUpdated;
-        GemmE4m31x64SplitBf16, GemmE4m31x64SplitActivated;
+        GemmE4m31x64SplitBf16, GemmE4m31x64SplitActivated, GemmBlocks1x64SplitBf16, GemmBlocks1x64SplitActivated;
         Bf16: GemmInt41x64SplitBf16, Gated: GemmInt41x64SplitActivated, Update: GemmInt41x64SplitUpdated;
         GemmInt4E4m31x64SplitBf16, GemmInt4E4m31x64SplitActivated),
     variant!(1 x 128, 1, SplitsDepth, Bf16: Gemm1x128SplitBf16, Gated: Gemm1x128SplitActivated, Update: Gemm1x128SplitUpdated;
-        GemmE4m31x128SplitBf16, GemmE4m31x128SplitActivated;
+        GemmE4m31x128SplitBf16, GemmE4m31x128SplitActivated, GemmBlocks1x128SplitBf16, GemmBlocks1x128SplitActivated;
         Bf16: GemmInt41x128SplitBf16, Gated: GemmInt41x128SplitActivated, Update: GemmInt41x128SplitUpdated;
         GemmInt4E4m31x128SplitBf16, GemmInt4E4m31x128SplitActivated),
     variant!(2 x 128, 1, SplitsDepth, Bf16: Gemm2x128SplitBf16, Gated: Gemm2x128SplitActivated;
-        GemmE4m32x128SplitBf16, GemmE4m32x128SplitActivated;
+        GemmE4m32x128SplitBf16, GemmE4m32x128SplitActivated, GemmBlocks2x128SplitBf16, GemmBlocks2x128SplitActivated;
         Bf16: GemmInt42x128SplitBf16, Gated: GemmInt42x128SplitActivated;
         GemmInt4E4m32x128SplitBf16, GemmInt4E4m32x128SplitActivated),
     beside_e4m3!(2 x 64, 2, SplitsDepth, GemmInt4E4m32x64SplitBf16, GemmInt4E4m32x64SplitActivated),
@@ -202,6 +207,7 @@ impl Variant {
         let entries = match operands {
             Operands::Bf16 => self.entries,
             Operands::E4m3 => self.e4m3,
+            Operands::E4m3Blocks => self.blocks,
             Operands::Int4 => self.int4,
             Operands::Int4BesideE4m3 => self.beside_e4m3,
         };

@@ -3,7 +3,7 @@
 use stoker_fit::gpu::GroupSize;
 
 use super::{Entry, GATE_UP_GROUP, GemmShape, LaunchConfig, config, count, not_empty, refused};
-use crate::{device::Properties, entry::SKINNY_RING_BYTES_MAX, error::KernelError};
+use crate::{choose::ScaledBy, device::Properties, entry::SKINNY_RING_BYTES_MAX, error::KernelError};
 
 /// Most rows of x that the small-batch matrix product takes.
 pub const SKINNY_ROWS_MAX: usize = 8;
@@ -44,15 +44,22 @@ impl SkinnyForm {
         }
     }
 
-    /// The same of weights in e4m3.
-    fn e4m3_entries(self) -> Result<[Entry; 2], KernelError> {
-        match self {
-            Self::Bf16 => Ok([Entry::SkinnyE4m3Bf16, Entry::SkinnySm90E4m3Bf16]),
-            Self::Update => Ok([Entry::SkinnyE4m3Update, Entry::SkinnySm90E4m3Update]),
-            Self::ScaledBf16 => Ok([Entry::SkinnyE4m3Scaled, Entry::SkinnySm90E4m3Scaled]),
-            Self::Gated => Ok([Entry::SkinnyE4m3Gated, Entry::SkinnySm90E4m3Gated]),
-            Self::F32 | Self::ScaledF32 => Err(refused(OP, "logits are of weights in bf16".to_owned())),
-        }
+    /// The same of weights in e4m3. Those with a scale a block are multiplied through the ring alone.
+    fn e4m3_entries(self, scaled: ScaledBy) -> Result<[Entry; 2], KernelError> {
+        let [by_rows, by_blocks] = match self {
+            Self::Bf16 => [[Entry::SkinnyE4m3Bf16, Entry::SkinnySm90E4m3Bf16], [Entry::SkinnySm90BlocksBf16; 2]],
+            Self::Update => {
+                [[Entry::SkinnyE4m3Update, Entry::SkinnySm90E4m3Update], [Entry::SkinnySm90BlocksUpdate; 2]]
+            }
+            Self::ScaledBf16 => {
+                [[Entry::SkinnyE4m3Scaled, Entry::SkinnySm90E4m3Scaled], [Entry::SkinnySm90BlocksScaled; 2]]
+            }
+            Self::Gated => [[Entry::SkinnyE4m3Gated, Entry::SkinnySm90E4m3Gated], [Entry::SkinnySm90BlocksGated; 2]],
+            Self::F32 | Self::ScaledF32 => {
+                return Err(refused(OP, "logits are of weights in bf16".to_owned()));
+            }
+        };
+        Ok(if scaled == ScaledBy::Rows { by_rows } else { by_blocks })
     }
 }
 
@@ -98,6 +105,8 @@ struct RingForm {
 
 const BF16_RING: RingForm = RingForm { warps: 8, stages: 5, stage_bytes: 32 << 10 };
 const E4M3_RING: RingForm = RingForm { warps: 16, stages: 4, stage_bytes: 32 << 10 };
+/// With the scales of both eights of its rows.
+const E4M3_BLOCKS_RING: RingForm = RingForm { stage_bytes: E4M3_RING.stage_bytes + 128, ..E4M3_RING };
 
 impl RingForm {
     /// Codes of 4096 values of a tile's rows, and their groups.
@@ -160,13 +169,22 @@ fn skinny(
 }
 
 /// The same with weights of e4m3.
-pub fn skinny_gemm_e4m3(shape: GemmShape, form: SkinnyForm, kernel: SkinnyKernel) -> Result<LaunchConfig, KernelError> {
+pub fn skinny_gemm_e4m3(
+    scaled: ScaledBy,
+    shape: GemmShape,
+    form: SkinnyForm,
+    kernel: SkinnyKernel,
+) -> Result<LaunchConfig, KernelError> {
     const WHOLE: usize = 16;
-    let entries = form.e4m3_entries()?;
+    if (scaled, kernel) == (ScaledBy::Blocks, SkinnyKernel::Registers) {
+        return Err(refused(OP, "weights with a scale a block are multiplied through a ring".to_owned()));
+    }
+    let entries = form.e4m3_entries(scaled)?;
     if !shape.k.is_multiple_of(WHOLE) {
         return Err(refused(OP, format!("depth {} of e4m3 is not a multiple of {WHOLE}", shape.k)));
     }
-    skinny(shape, entries, form, kernel, E4M3_RING)
+    let ring = if scaled == ScaledBy::Rows { E4M3_RING } else { E4M3_BLOCKS_RING };
+    skinny(shape, entries, form, kernel, ring)
 }
 
 /// The same with weights of four bits, which only the ring multiplies.
@@ -212,9 +230,13 @@ mod tests {
 
     #[test]
     fn weights_in_e4m3_are_read_sixteen_at_a_time() {
-        let of = |k, form| skinny_gemm_e4m3(GemmShape { m: 1, n: 64, k }, form, SkinnyKernel::Registers);
+        let by =
+            |scaled, k, form| skinny_gemm_e4m3(scaled, GemmShape { m: 1, n: 64, k }, form, SkinnyKernel::Registers);
+        let of = |k, form| by(ScaledBy::Rows, k, form);
         assert_eq!(of(48, SkinnyForm::Update).unwrap().entry, Entry::SkinnyE4m3Update);
+        let in_blocks = "skinny_gemm: weights with a scale a block are multiplied through a ring";
         let refusals = [
+            (by(ScaledBy::Blocks, 48, SkinnyForm::Update), in_blocks),
             (of(40, SkinnyForm::Bf16), "skinny_gemm: depth 40 of e4m3 is not a multiple of 16"),
             (of(48, SkinnyForm::F32), "skinny_gemm: logits are of weights in bf16"),
         ];

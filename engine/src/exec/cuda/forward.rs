@@ -356,7 +356,9 @@ impl Forward {
         let (n, k) = matrix.sizes(shape);
         match projection(weights, matrix, layer).operand() {
             Operand::Int4(w) => kernels.widen_int4(WidenInt4 { out: b.widened.rows_mut(n, k), w }),
-            Operand::Bf16(_) | Operand::E4m3(_) => unreachable!("only weights of four bits are widened"),
+            Operand::Bf16(_) | Operand::E4m3(_) | Operand::E4m3Blocks(_) => {
+                unreachable!("only weights of four bits are widened")
+            }
         }
     }
 

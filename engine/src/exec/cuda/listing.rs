@@ -186,7 +186,7 @@ fn gemm_us(gemm: &Gemm, ceilings: Ceilings) -> f64 {
     // Bits of a weight, with its share of a group of 128, and bytes of a value of x: of one byte they are multiplied at twice the rate.
     let (bits, value) = match gemm.desc.operands {
         Operands::Bf16 => (16.0, 2),
-        Operands::E4m3 => (8.0, 1),
+        Operands::E4m3 | Operands::E4m3Blocks => (8.0, 1),
         Operands::Int4 => (4.25, 2),
         Operands::Int4BesideE4m3 => (4.25, 1),
     };

@@ -4,7 +4,7 @@
 use std::{thread, time::Instant};
 
 use stoker_fit::{
-    gpu::{Capacity, has_rows_of_e4m3},
+    gpu::{Capacity, stored_e4m3},
     memory::{DeviceMemory, MemoryBudget, MemoryNeeds, MemoryPlan},
 };
 use stoker_kernels::{
@@ -178,13 +178,13 @@ impl Gpu {
     ) -> Result<Self, CudaError> {
         let OpenGpu { kernels, blas, chip, name } = opened;
         let shape = ModelShape::of(spec, rank).map_err(CudaError::Uncovered)?;
-        let shape = match limits.quantization {
-            // Where numbers are e4m3 already, they are multiplied as they are if the chip can.
-            None if has_rows_of_e4m3(spec) => {
-                shape.clone().quantised(Quantization::Fp8, kernels.properties()).unwrap_or(shape)
-            }
-            None => shape,
-            Some(asked) => shape.quantised(asked, kernels.properties()).map_err(CudaError::Refused)?,
+        let properties = kernels.properties();
+        // Where numbers are e4m3 already, they are multiplied as they are if the chip can.
+        let shape = match (stored_e4m3(spec, rank), limits.quantization) {
+            (Some(stored), None) => shape.clone().in_e4m3(stored, properties).unwrap_or(shape),
+            (Some(stored), Some(Quantization::Fp8)) => shape.in_e4m3(stored, properties).map_err(CudaError::Refused)?,
+            (None, None) => shape,
+            (None, Some(asked)) => shape.quantised(asked, properties).map_err(CudaError::Refused)?,
         };
         let shape = shape.with_cache_of(limits.kv_cache_dtype).over(link, numerics(limits));
         Ok(Self { kernels, blas, chip, shape, name })

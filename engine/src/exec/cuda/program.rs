@@ -308,9 +308,9 @@ impl Gemm {
     /// How its x lies if it is in e4m3: the kernel for few rows takes bf16.
     pub(super) fn reads_quantised(&self) -> Option<Rows> {
         match self.desc.operands {
-            Operands::E4m3 if !matches!(self.kernel, GemmKernel::Skinny(_)) => Some(Rows::Plain),
+            Operands::E4m3 | Operands::E4m3Blocks if !matches!(self.kernel, GemmKernel::Skinny(_)) => Some(Rows::Plain),
             Operands::Int4BesideE4m3 => Some(Rows::BesideCodes),
-            Operands::Bf16 | Operands::E4m3 | Operands::Int4 => None,
+            Operands::Bf16 | Operands::E4m3 | Operands::E4m3Blocks | Operands::Int4 => None,
         }
     }
 }

@@ -154,8 +154,13 @@ impl ModelShape {
     /// With the projections of layers in fewer bits, or why the kernels do not take them.
     pub(super) fn quantised(self, quantization: Quantization, properties: Properties) -> Result<Self, String> {
         let Quantization::Fp8 = quantization;
+        self.in_e4m3(WeightFormat::E4m3, properties)
+    }
+
+    /// The same where they are stored as such numbers.
+    pub(super) fn in_e4m3(self, projections: WeightFormat, properties: Properties) -> Result<Self, String> {
         self.sizes().check_fp8(properties.capability)?;
-        Ok(Self { projections: WeightFormat::E4m3, ..self })
+        Ok(Self { projections, ..self })
     }
 
     /// Over that link, where only speed counts. Else every row's norm is summed in one order, however many go at once.
@@ -212,7 +217,7 @@ impl ModelShape {
 
     /// Whether ranks share the rows of a step of `m` out, where they may.
     pub(super) fn shares_rows(&self, m: usize) -> bool {
-        launch::shares_rows(m, self.rank.of, self.projections == WeightFormat::E4m3)
+        launch::shares_rows(m, self.rank.of, self.projections.is_e4m3())
     }
 
     /// Layers.

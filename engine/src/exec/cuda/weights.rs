@@ -4,10 +4,10 @@
 
 use std::{convert::Infallible, ops::Range, thread};
 
-use stoker_fit::gpu::described_int4_bytes;
+use stoker_fit::gpu::{BLOCK_OUTPUTS, block_scales, described_int4_bytes};
 use stoker_kernels::{
     CudaSlice, Device, KernelError, Kernels, bf16,
-    choose::WeightFormat,
+    choose::{ScaledBy, WeightFormat},
     device::Properties,
     int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
     launch::GATE_UP_GROUP,
@@ -62,6 +62,8 @@ pub(super) struct Layer<T = CudaSlice<bf16>, P = Projection> {
 pub(super) enum Projection {
     Bf16(CudaSlice<bf16>),
     E4m3(QuantisedRows),
+    /// With a scale a block.
+    E4m3Blocks(QuantisedRows),
     Int4(Int4Matrix),
 }
 
@@ -84,11 +86,28 @@ impl Projection {
         Ok(Self::E4m3(rows))
     }
 
+    /// Numbers of its rows in e4m3, with any scales that make them about as large as the matrix: for measuring.
+    fn in_random_blocks(
+        kernels: &Kernels,
+        noise: &mut Noise,
+        matrix: CudaSlice<bf16>,
+        width: usize,
+    ) -> Result<Self, KernelError> {
+        let (n_values, n_rows) = (matrix.len(), matrix.len() / width);
+        let scale = |noise: f32| RANDOM_SCALE * (1.0 + 0.1 * noise) / 128.0;
+        let scales: Vec<f32> = noise.normals(block_scales(n_rows, width)).into_iter().map(scale).collect();
+        let mut rows = QuantisedRows::unset(kernels.device(), n_values, n_rows)?;
+        kernels.quantise_rows(QuantiseRows { out: rows.rows_mut(n_rows, width), x: matrix.as_view(), width })?;
+        Ok(Self::E4m3Blocks(rows.scaled_by(kernels.device(), &scales)?))
+    }
+
     /// What only projections of layers are not.
     fn plain(self) -> CudaSlice<bf16> {
         match self {
             Self::Bf16(values) => values,
-            Self::E4m3(_) | Self::Int4(_) => unreachable!("only projections of layers are kept quantised"),
+            Self::E4m3(_) | Self::E4m3Blocks(_) | Self::Int4(_) => {
+                unreachable!("only projections of layers are kept quantised")
+            }
         }
     }
 
@@ -97,6 +116,7 @@ impl Projection {
         match self {
             Self::Bf16(matrix) => Operand::Bf16(matrix.as_view()),
             Self::E4m3(rows) => Operand::E4m3(rows.all()),
+            Self::E4m3Blocks(rows) => Operand::E4m3Blocks(rows.blocks()),
             Self::Int4(matrix) => Operand::Int4(matrix.view()),
         }
     }
@@ -236,8 +256,8 @@ fn norm(norm: &Option<NormSpec>) -> Option<Slot<'_>> {
 enum Way<'a> {
     /// As it lies in the file, unpacked there.
     Stored,
-    /// Numbers of e4m3 as they lie in the file, and the scale of each row.
-    Codes(Vec<f32>),
+    /// Numbers of e4m3 as they lie in the file, and the scale of each row, or of each block.
+    Codes(Vec<f32>, ScaledBy),
     /// In four bits: words as they lie in the file, put in the order of the kernels there, and groups that the host puts in order where
     /// they are copied from.
     FourBits(PlacedGroups<'a>),
@@ -246,7 +266,7 @@ enum Way<'a> {
 }
 
 /// Copies the weights of a model to the GPU as they lie in their files, and unpacks them there; `progress` hears the share
-/// done. Numbers of e4m3 that share a scale by rows stay what they are where products take them so; other quantised ones are
+/// done. Numbers of e4m3 that share a scale by rows or blocks stay what they are where products take them so; other quantised ones are
 /// made numbers on the way, slot by slot.
 pub(super) fn load(
     kernels: &Kernels,
@@ -305,7 +325,10 @@ impl Coming<'_> {
         let len = self.slot.len();
         Ok(match self.way {
             Way::FourBits(groups) => Projection::Int4(Int4Matrix::awaited(device, groups.layout)?),
-            Way::Codes(scales) => Projection::E4m3(QuantisedRows::with_scales(device, len, scales)?),
+            Way::Codes(scales, by) => {
+                let rows = QuantisedRows::with_scales(device, len, scales)?;
+                if *by == ScaledBy::Rows { Projection::E4m3(rows) } else { Projection::E4m3Blocks(rows) }
+            }
             Way::Dequantised => Projection::Bf16(device.holding(&dequantised(self.slot.order, self.parts))?),
             // Of the pool, which has it for the next one as soon as it is freed.
             Way::Stored if self.is_quantised_on_arrival(shape) => Projection::Bf16(device.unset(len)?),
@@ -375,7 +398,7 @@ fn uploads_of<'a>(buffer: &'a mut Projection, coming: &Coming<'a>) -> Vec<Upload
         }
         (Projection::Int4(_), _) => unreachable!("such a buffer was made for four bits"),
         (Projection::Bf16(values), _) => values.as_view_mut(),
-        (Projection::E4m3(rows), _) => rows.pairs_mut(),
+        (Projection::E4m3(rows) | Projection::E4m3Blocks(rows), _) => rows.pairs_mut(),
     };
     vec![Upload::Numbers { target, parts: in_order(order, parts) }]
 }
@@ -389,13 +412,29 @@ fn way<'a>(slot: &Slot<'_>, parts: &'a [StoredMatrix], projections: WeightFormat
         let layout = stored_int4_layout(parts).expect("all projections were asked before the shape was said");
         return Way::FourBits(PlacedGroups::new(slot.order, parts, layout));
     }
-    let scales: Option<Vec<Vec<f32>>> = parts.iter().map(|part| part.quantised()?.row_scales()).collect();
-    match scales.filter(|_| slot.is_projection && projections == WeightFormat::E4m3) {
-        Some(scales) => {
-            Way::Codes(runs(slot.order, parts).flat_map(|(part, rows)| scales[part][rows].to_vec()).collect())
-        }
-        None => Way::Dequantised,
-    }
+    let codes = match projections {
+        WeightFormat::E4m3 if slot.is_projection => row_scales(slot.order, parts, &quantised),
+        WeightFormat::E4m3Blocks if slot.is_projection => block_scales_of(slot.order, parts, &quantised),
+        WeightFormat::Bf16 | WeightFormat::E4m3 | WeightFormat::E4m3Blocks | WeightFormat::Int4 => None,
+    };
+    codes.unwrap_or(Way::Dequantised)
+}
+
+fn row_scales<'a>(order: Order, parts: &'a [StoredMatrix], weights: &[&QuantisedWeight]) -> Option<Way<'a>> {
+    let scales: Vec<Vec<f32>> = weights.iter().map(|weight| weight.row_scales()).collect::<Option<_>>()?;
+    let in_order = runs(order, parts).flat_map(|(part, rows)| scales[part][rows].to_vec());
+    Some(Way::Codes(in_order.collect(), ScaledBy::Rows))
+}
+
+/// A row of scales for each [`BLOCK_OUTPUTS`] rows of the slot: those of gate and up lie in turn by as many.
+fn block_scales_of<'a>(order: Order, parts: &'a [StoredMatrix], weights: &[&QuantisedWeight]) -> Option<Way<'a>> {
+    const { assert!(GATE_UP_GROUP.is_multiple_of(BLOCK_OUTPUTS)) };
+    let of = |(part, rows): (usize, Range<usize>)| {
+        rows.step_by(BLOCK_OUTPUTS).map(move |row| (part, row)).collect::<Vec<_>>()
+    };
+    let rows = runs(order, parts).flat_map(of);
+    let scales: Vec<Vec<f32>> = rows.map(|(part, row)| weights[part].block_scales(row)).collect::<Option<_>>()?;
+    Some(Way::Codes(scales.concat(), ScaledBy::Blocks))
 }
 
 /// The shape with projections in four bits, where they are by its description and the chip multiplies them so.
@@ -597,6 +636,10 @@ pub(super) fn random(
         WeightRole::Projection if slot.is_projection && shape.projections == WeightFormat::E4m3 => {
             let matrix = noise::repeated(device, &piece, slot.len())?;
             Projection::quantised(kernels, matrix, slot.width())
+        }
+        WeightRole::Projection if slot.is_projection && shape.projections == WeightFormat::E4m3Blocks => {
+            let matrix = noise::repeated(device, &piece, slot.len())?;
+            Projection::in_random_blocks(kernels, &mut noise, matrix, slot.width())
         }
         WeightRole::Embedding | WeightRole::Projection => {
             noise::repeated(device, &piece, slot.len()).map(Projection::Bf16)

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use stoker_fit::model::quantization::{Activations, Bits, Codes, GroupIndices, PartKind, Scheme, SharedBy};
-use stoker_kernels::int4::ScaleFormat;
+use stoker_kernels::{codes, int4::ScaleFormat};
 
 use super::{Place, QuantisedWeight};
 use crate::{
@@ -191,6 +191,30 @@ fn find(
     let place = Place { module: &module, shape: [16, 32], whole: "m.safetensors" };
     let slice = crate::model::spec::WeightSlice { rows: 0..16, columns: 0..32 };
     QuantisedWeight::find(scheme, &place, slice, |name| tensors.get(name))
+}
+
+/// A row of scales for eight outputs: those of the blocks that they are in, from the rank's first input on.
+#[test]
+fn scales_of_blocks_are_those_that_their_numbers_are_multiplied_by() {
+    let golden = goldens().into_iter().find(|golden| golden.name == "fp8-block-128").unwrap();
+    let mut n_seen = 0;
+    for weight in golden.spec.weights().filter(|weight| weight.scheme.is_some()) {
+        for rank in Rank::all(2) {
+            let found = quantised(&golden.store, weight, rank);
+            let Some(scales) = found.block_scales(8) else { continue };
+            assert_eq!(scales.len(), 4, "whole pieces of 16 bytes");
+            let codes = found.row_of_bytes(8).iter().map(|code| codes::e4m3(*code));
+            let scaled: Vec<f32> = codes.enumerate().map(|(at, number)| number * scales[at / 128]).collect();
+            assert_eq!(scaled, found.dequantise(8..9), "{} of {rank:?}", weight.name);
+            assert!(scales[..found.n_inputs().div_ceil(128)].iter().all(|scale| *scale > 0.0));
+            n_seen += 1;
+        }
+    }
+    assert_eq!(n_seen, 2 * 14);
+    // Blocks of 32 x 16.
+    let other = goldens().into_iter().find(|golden| golden.name == "fp8-block").unwrap();
+    let weight = other.spec.weights().find(|weight| weight.scheme.is_some()).unwrap();
+    assert_eq!(quantised(&other.store, weight, Rank::ALONE).block_scales(0), None);
 }
 
 /// The library that packs so has dropped this order of inputs; checkpoints that it made with it are there.

@@ -1,10 +1,11 @@
 //! A quantised projection in its file, and the numbers that its codes stand for. Each is one product rounded once to f32, or exact.
 
-use std::{ops::Range, sync::OnceLock};
+use std::{iter::repeat, ops::Range, sync::OnceLock};
 
 use half::f16;
 use stoker_fit::{
     format::WeightFormat,
+    gpu::{BLOCK_INPUTS, block_scales_of_rows},
     model::quantization::{Bits, Codes, PartKind, Scheme, SharedBy},
 };
 use stoker_kernels::{
@@ -105,6 +106,16 @@ impl QuantisedWeight {
             scales.values[row / scales.block[0] * scales.n_columns]
         };
         (self.scheme.codes == Codes::E4m3 && are_rows).then(|| self.slice.rows.clone().map(scale).collect())
+    }
+
+    /// The scales of each [`BLOCK_INPUTS`] numbers of a row, and of the [`BLOCK_OUTPUTS`](stoker_fit::gpu::BLOCK_OUTPUTS) that begin with
+    /// it, if its numbers are e4m3 in such blocks; behind them zeros, as kernels want so many.
+    pub(crate) fn block_scales(&self, output: usize) -> Option<Vec<f32>> {
+        let WeightSlice { rows, columns } = &self.slice;
+        let inputs = columns.clone().step_by(BLOCK_INPUTS);
+        let scale = |input| self.scales().of(rows.start + output, input).0;
+        let padded = || inputs.map(scale).chain(repeat(0.0)).take(block_scales_of_rows(self.n_inputs())).collect();
+        self.scheme.has_blocks_of_e4m3().then(padded)
     }
 
     /// Who shares a scale where a GPU keeps it in four bits, or why it does not.

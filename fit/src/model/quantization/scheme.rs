@@ -16,7 +16,10 @@
 
 use std::fmt;
 
-use crate::{format::WeightFormat, gpu::GroupSize};
+use crate::{
+    format::WeightFormat,
+    gpu::{BLOCK_INPUTS, BLOCK_OUTPUTS, GroupSize},
+};
 use safetensors::Dtype;
 
 /// Inputs of a block of integers.
@@ -240,6 +243,15 @@ impl Scheme {
     /// Whether numbers are e4m3 and those of a row share a scale.
     pub fn has_rows_of_e4m3(&self) -> bool {
         self.codes == Codes::E4m3 && matches!(self.shared, SharedBy::Tensor | SharedBy::Output)
+    }
+
+    /// Whether numbers are e4m3 and those of a block share a scale, as DeepSeek and Qwen publish them.
+    pub fn has_blocks_of_e4m3(&self) -> bool {
+        let is_block = |shared| match shared {
+            SharedBy::Block { outputs, inputs } => inputs == BLOCK_INPUTS && outputs.is_multiple_of(BLOCK_OUTPUTS),
+            SharedBy::Tensor | SharedBy::Output | SharedBy::Group(_) => false,
+        };
+        self.codes == Codes::E4m3 && is_block(self.shared)
     }
 
     /// Whether codes are integers of four bits.

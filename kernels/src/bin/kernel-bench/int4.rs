@@ -4,6 +4,7 @@
 use anyhow::Result;
 use stoker_kernels::{
     checks::Gpu,
+    choose::ScaledBy,
     gemm::{self, Depth, GemmPlan},
     int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
     launch::{Epilogue, GemmShape},
@@ -138,7 +139,8 @@ fn widened_product(gpu: &mut Gpu, report: &mut Report, name: &str, shape: GemmSh
     let (mut x, mut wide) = (QuantisedRows::zeros(&device, m * k, m)?, QuantisedRows::zeros(&device, n * k, n)?);
     gpu.kernels.quantise_rows(QuantiseRows { out: x.rows_mut(m, k), x: rows.as_view(), width: k })?;
     let n_multiprocessors = gpu.kernels.properties().n_multiprocessors;
-    let plan = gemm::candidates_e4m3(shape, epilogue, Depth::MaySplit, n_multiprocessors)[0].plan_e4m3(
+    let plan = gemm::candidates_e4m3(ScaledBy::Rows, shape, epilogue, Depth::MaySplit, n_multiprocessors)[0].plan_e4m3(
+        ScaledBy::Rows,
         shape,
         epilogue,
         n_multiprocessors,
