@@ -188,9 +188,9 @@ docs-check: ## Links in the docs lead somewhere; tables equal their figures
 deny: $(CARGO_DENY) ## Licences, duplicates and sources of dependencies
 	@$(CARGO_DENY) --all-features check bans licenses sources
 
-mutants: $(CARGO_MUTANTS) ## Which changes to the scaling decision no test would notice (a quarter of an hour)
+mutants: $(CARGO_MUTANTS) ## Which changes to the scaling decision no test would notice (an hour)
 	@$(CARGO_MUTANTS) mutants -p stoker-scaling $(foreach file,decide demand hold regret,-f scaling/src/$(file).rs) -j1 \
-	  --no-shuffle --timeout 60 -o $(STOKER_CACHE) -- --lib --test decisions
+	  --no-shuffle --timeout 60 -o $(STOKER_CACHE) -- --lib --test decisions --test periods
 
 kube: ## Build the Kubernetes binaries once into the cache
 	@tools/kube/build.sh etcd kube-apiserver kube-controller-manager kube-scheduler kubectl

@@ -426,20 +426,10 @@ fn hold_ms(round: &Round<'_>, regret: Regret) -> u64 {
     let patience = regret.patience(round.now_ms);
     let learned = patience * HOLD_SECONDS;
     let seconds = round.spec.behavior.down_stabilization_seconds.map_or(learned, f64::from);
-    let whole_lives = (STAYS_REMEMBERED * stay_seconds(round)).min(STAYS_SECONDS_MAX);
+    let window_seconds = f64::from(round.spec.behavior.stable_window_seconds);
+    let stay_seconds = round.signals.stable.stay_seconds(window_seconds);
+    let whole_lives = (STAYS_REMEMBERED * stay_seconds).min(STAYS_SECONDS_MAX);
     (seconds.max(whole_lives) * 1000.0) as u64
-}
-
-/// Seconds that requests stay, by Little's law. While none ends, at least as long as the stable window.
-fn stay_seconds(round: &Round<'_>) -> f64 {
-    let flow = &round.signals.stable;
-    if flow.running < 1.0 {
-        0.0
-    } else if flow.through_rate > 0.0 {
-        flow.running / flow.through_rate
-    } else {
-        f64::from(round.spec.behavior.stable_window_seconds)
-    }
 }
 
 fn has_quorum(signals: &Signals, share: f64) -> bool {

@@ -540,6 +540,7 @@ mod tests {
         let terms = vec![term(Cause::Kv, 1.0), term(Cause::Queue, 2.5), term(Cause::Ttft, 2.5), term(Cause::Itl, 2.0)];
         let several = demand(terms);
         assert_eq!((several.largest(), several.replicas()), (Some(term(Cause::Queue, 2.5)), 2.5));
+        assert_eq!([Cause::Itl, Cause::Held].map(|cause| several.replicas_of(cause)), [2.0, 0.0]);
         assert_eq!((demand(Vec::new()).largest(), demand(Vec::new()).replicas()), (None, 0.0));
     }
 

@@ -142,6 +142,19 @@ pub struct Flow {
     pub through_rate: f64,
 }
 
+impl Flow {
+    /// Seconds that requests stay, by Little's law. While none goes through, at least as long as the window.
+    pub(crate) fn stay_seconds(&self, window_seconds: f64) -> f64 {
+        if self.running < 1.0 {
+            0.0
+        } else if self.through_rate > 0.0 {
+            self.running / self.through_rate
+        } else {
+            window_seconds
+        }
+    }
+}
+
 /// How requests arrive, in requests per second.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -396,4 +409,16 @@ fn mean(ticks: &[Totals], of: fn(&Totals) -> f64) -> f64 {
 
 fn seconds_between(from_ms: u64, to_ms: u64) -> f64 {
     to_ms.saturating_sub(from_ms) as f64 / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_stay_as_long_as_littles_law_says_and_a_window_while_none_goes_through() {
+        let stay = |running, through_rate| Flow { running, through_rate, ..Flow::default() }.stay_seconds(60.0);
+        assert_eq!([stay(60.0, 6.0), stay(1.0, 2.0)], [10.0, 0.5]);
+        assert_eq!([stay(60.0, 0.0), stay(0.5, 0.001)], [60.0, 0.0]);
+    }
 }

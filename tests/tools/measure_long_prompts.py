@@ -26,15 +26,17 @@ def main():
     command = [sys.argv[1], "--model", model, "--host", "127.0.0.1", "--port", str(port)]
     agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        measure(agent.pid, port)
+        measure(agent, port)
     finally:
         agent.terminate()
         agent.wait()
 
 
-def measure(pid, port):
+def measure(agent, port):
+    pid = agent.pid
     hello, long = (json.dumps({"messages": [{"role": "user", "content": text}], "max_tokens": 4}) for text in ("Hello!", LONG))
     while ask(port, hello)[0] != 200:
+        assert agent.poll() is None, f"the agent ended with {agent.returncode}"
         time.sleep(0.1)
     [ask(port, hello) for _ in range(4)]
     before = memory(pid)["VmRSS"]
