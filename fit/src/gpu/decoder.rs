@@ -153,7 +153,7 @@ impl DecoderSizes {
 }
 
 /// How a rank's projections lie on a GPU that multiplies e4m3, where those of all layers are stored as such numbers and share scales by
-/// rows, or by blocks that a rank has whole.
+/// rows, or by blocks that every rank has whole: all multiply alike.
 pub fn stored_e4m3(spec: &ModelSpec, rank: Rank) -> Option<WeightFormat> {
     let projections = || spec.layers.iter().flat_map(LayerSpec::weights).filter(|it| it.role == WeightRole::Projection);
     let all_are = |is_so: &dyn Fn(&WeightSpec, &Scheme) -> bool| {
@@ -162,8 +162,8 @@ pub fn stored_e4m3(spec: &ModelSpec, rank: Rank) -> Option<WeightFormat> {
     if all_are(&|_, scheme| scheme.has_rows_of_e4m3()) {
         return Some(WeightFormat::E4m3);
     }
-    all_are(&|weight, scheme| scheme.has_blocks_of_e4m3() && has_whole_blocks(weight, rank))
-        .then_some(WeightFormat::E4m3Blocks)
+    let is_whole = |weight: &WeightSpec| Rank::all(rank.of).all(|rank| has_whole_blocks(weight, rank));
+    all_are(&|weight, scheme| scheme.has_blocks_of_e4m3() && is_whole(weight)).then_some(WeightFormat::E4m3Blocks)
 }
 
 /// The last inputs of all may be less than a block.

@@ -186,6 +186,8 @@ fn blocks_of_eight_bits_stay_what_they_are_where_every_rank_has_them_whole() {
         [Some(WeightFormat::E4m3Blocks), Some(WeightFormat::E4m3Blocks), None]
     );
     assert_eq!(stored(&in_blocks(qwen3(2560, 9728, 36, [32, 8], true), [64, 64]), 1), None);
+    // The last of three has whole blocks of 576 inputs, the others have not.
+    assert_eq!(stored(&in_blocks(qwen3(2304, 576, 4, [6, 3], true), [128, 128]), 3), None);
     for fp8 in [false, true] {
         let asked = Asked { fp8, ..Asked::default() };
         let fit = plan(&llama, &asked, card("H200")).unwrap();
