@@ -28,6 +28,7 @@
 #include <type_traits>
 
 #include "activation.cuh"
+#include "blocks.cuh"
 #include "gemm_exchange.cuh"
 #include "gemm_residual.cuh"
 #include "int4_mma.cuh"
@@ -57,13 +58,12 @@ struct Scales {
   const float* x;
   const uint4* sums = nullptr;
   int sums_stride = 0, n_sums = 0;
-  // Where weights have a scale a block (gemm_fp8_blocks_sm90.cu): [n / kBlockRows][n_blocks], the last ones of which may be none.
+  // Where weights have a scale a block (blocks.cuh): those of a row of them.
   int n_blocks = 0;
 };
 
-// e4m3 weights with a scale a block of so many outputs, and 128 inputs: a panel.
+// Of e4m3 weights with a scale a block, whose inputs are a panel.
 struct Blocks {};
-constexpr int kBlockRows = 8;
 
 // Of the weights: their values or codes, and what groups of codes have in common.
 struct WeightMaps {
@@ -455,11 +455,15 @@ struct Gemm {
     asm volatile("bar.sync %0, %1;\n" ::"n"(kWarpgroups + 2), "n"(kConsumers) : "memory");
   }
 
-  static __device__ __forceinline__ void add_group(float (&c)[kColumns / 8][4], const float (&part)[kColumns / 8][4], float upper, float lower) {
+  // To the columns from `first` on.
+  template <int kEights>
+  static __device__ __forceinline__ void add_group(float (&c)[kColumns / 8][4], const float (&part)[kEights][4], float upper, float lower,
+                                                   int first = 0) {
 #pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-      c[j][0] = fmaf(upper, part[j][0], c[j][0]), c[j][1] = fmaf(upper, part[j][1], c[j][1]);
-      c[j][2] = fmaf(lower, part[j][2], c[j][2]), c[j][3] = fmaf(lower, part[j][3], c[j][3]);
+    for (int j = 0; j < kEights; ++j) {
+      float(&sums)[4] = c[first / 8 + j];
+      sums[0] = fmaf(upper, part[j][0], sums[0]), sums[1] = fmaf(upper, part[j][1], sums[1]);
+      sums[2] = fmaf(lower, part[j][2], sums[2]), sums[3] = fmaf(lower, part[j][3], sums[3]);
     }
   }
 
@@ -511,15 +515,8 @@ struct Gemm {
     clear(c);
     load_scales(upper, lower, s, scales, tile, 0);
     const auto add = [&](int nth) {
-      float(&sums)[kAtOnce / 8][4] = part[nth % 2];
-      pin(sums);
-      const float above = upper[nth / kOfPanel], below = lower[nth / kOfPanel];
-#pragma unroll
-      for (int j = 0; j < kAtOnce / 8; ++j) {
-        float(&total)[4] = c[nth % kOfPanel * kAtOnce / 8 + j];
-        total[0] = fmaf(above, sums[j][0], total[0]), total[1] = fmaf(above, sums[j][1], total[1]);
-        total[2] = fmaf(below, sums[j][2], total[2]), total[3] = fmaf(below, sums[j][3], total[3]);
-      }
+      pin(part[nth % 2]);
+      add_group(c, part[nth % 2], upper[nth / kOfPanel], lower[nth / kOfPanel], nth % kOfPanel * kAtOnce);
     };
     for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
       const uint32_t stage = stages + slot.at * stage_bytes(s), x = stage + w_bytes(s);

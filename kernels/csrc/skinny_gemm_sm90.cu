@@ -9,6 +9,7 @@
 //
 // Bound by memory, 2 B * n * k: 4.5 TB/s of an H200 in the long run. In a step of one sequence gate and up of 4096 x 28672 take 51.8 us, down 28.0,
 // qkv 12.5, o 8.9, 128,256 logits 230.
+#include "blocks.cuh"
 #include "skinny_ring.cuh"
 
 namespace stoker {
@@ -42,18 +43,15 @@ __device__ __forceinline__ uint4 as_halves(const uint4& v, float factor) {
                     pack_as<__half>(f[4] * factor, f[5] * factor), pack_as<__half>(f[6] * factor, f[7] * factor));
 }
 
-// Outputs of a block of e4m3 with a scale of its own; its inputs are what a warp has of a stage. Scales come with their numbers: of both
-// eights of a tile's rows those of a stage lie behind it.
-constexpr int kBlockRows = 8, kBlockBytes = 128, kStageScales = kCopied / kBlockBytes;
+// Of blocks, whose inputs are what a warp has of a stage. Scales come with their numbers: of both eights of a tile's rows those of a stage
+// lie behind it.
+constexpr int kStageScales = kCopied / kBlockInputs;
 
 __device__ __forceinline__ float load_shared_float(uint32_t address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(value) : "r"(address));
   return value;
 }
-
-// From the scales of a block's rows to those of the next, in floats: whole pieces of the bulk copy.
-__device__ __forceinline__ int scales_stride(const Product& p) { return (p.k + 4 * kBlockBytes - 1) / (4 * kBlockBytes) * 4; }
 
 // Rows of w as they lie; of e4m3 with a scale a row, or one a block.
 template <typename Element, bool kHasBlocks = false>
@@ -73,12 +71,13 @@ struct Rows {
   __device__ __forceinline__ void copy(uint32_t target, int first, int stage, uint64_t* barrier, const Product& p) const {
     const int lane = threadIdx.x % kWarp, row_bytes = p.k * sizeof(Element);
     const uint32_t n_bytes = min(kCopied, row_bytes - stage * kCopied);
-    const uint32_t scale_bytes = kHasBlocks ? min(kStageScales, scales_stride(p) - stage * kStageScales) * sizeof(float) : 0;
+    const int n_scales = block_scales_of_rows(p.k);
+    const uint32_t scale_bytes = kHasBlocks ? min(kStageScales, n_scales - stage * kStageScales) * sizeof(float) : 0;
     if (lane == 0) arrive_expecting(barrier, kTileRows * n_bytes + 2 * scale_bytes);
     __syncwarp();
     if (kHasBlocks && lane >= kTileRows && lane < kTileRows + 2) {
       const int half = lane - kTileRows, block = min(first / kBlockRows + half, (p.n - 1) / kBlockRows);
-      const float* from = scales + static_cast<size_t>(block) * scales_stride(p) + stage * kStageScales;
+      const float* from = scales + static_cast<size_t>(block) * n_scales + stage * kStageScales;
       copy_once(target + kTileRows * kCopied + half * kStageScales * sizeof(float), from, scale_bytes, barrier);
     }
     // Rows past the end repeat the last one; their sums are not stored.
@@ -126,7 +125,7 @@ struct Rows {
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     const int own = warp * kSteps * kStepBytes + t * 16, row_bytes = p.k * sizeof(Element);
     const uint32_t x = room.x + g * room.x_row_bytes;
-    static_assert(!kHasBlocks || kSteps * kStepBytes == kBlockBytes);
+    static_assert(!kHasBlocks || kSteps * kStepBytes == kBlockInputs);
     RowScales row_scales(kHasBlocks ? nullptr : scales, min(first + g, p.n - 1), min(first + g + 8, p.n - 1));
     float sums[2][4] = {};
 #pragma unroll
