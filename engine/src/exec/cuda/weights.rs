@@ -2,7 +2,9 @@
 //! of each in turn. Which they are the model's description says; from a checkpoint, or random numbers from a seed for
 //! benchmarks.
 
-use std::{convert::Infallible, ops::Range, thread};
+mod order;
+
+use std::{convert::Infallible, ops::Range};
 
 use stoker_fit::gpu::{BLOCK_OUTPUTS, block_scales, described_int4_bytes};
 use stoker_kernels::{
@@ -14,14 +16,15 @@ use stoker_kernels::{
     linear::Operand,
     noise::{self, Noise},
     quantise::{QuantiseRows, QuantisedRows},
-    upload::{MakeWords, PlacedCodes, RowPlaces, Stored, Upload, upload},
+    upload::{MakeWords, PlacedCodes, RowPlaces, Upload, upload},
 };
 
+use self::order::{Order, dequantised, in_order, row_places, runs};
 use super::shape::ModelShape;
 use crate::{
     each::each,
     model::{
-        BoundWeights, Int4Groups, ModelSpec, QuantisedWeight, Scheme, StoredMatrix, WeightFormat as StoredFormat,
+        BoundWeights, Int4Groups, ModelSpec, QuantisedWeight, Scheme, StoredMatrix,
         spec::{
             AttentionLayer, FeedForwardLayer, LayerSpec, LinearSpec, NormSpec, Rank, WeightRole, WeightSlice,
             WeightSpec,
@@ -155,15 +158,6 @@ struct Slot<'a> {
     rank: Rank,
     /// Whether it is what a layer multiplies with.
     is_projection: bool,
-}
-
-/// How the rows of a slot's weights lie in it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Order {
-    /// One weight behind the other.
-    Behind,
-    /// So many of each in turn.
-    InTurn(usize),
 }
 
 impl Slot<'_> {
@@ -549,71 +543,8 @@ fn placed(order: Order, parts: &[StoredMatrix]) -> Vec<PlacedCodes<'_>> {
     parts.iter().zip(rows).map(|(part, rows)| PlacedCodes { words: four_bits(part).code_words(), rows }).collect()
 }
 
-/// The rows of a slot that [`runs`] gives each of its weights.
-fn row_places(order: Order, parts: &[StoredMatrix]) -> Vec<RowPlaces> {
-    let mut first = 0;
-    let mut place = |part: &StoredMatrix| {
-        let n_outputs = part.n_outputs();
-        let turn = match order {
-            Order::Behind => n_outputs,
-            Order::InTurn(turn) => turn,
-        };
-        assert!(n_outputs.is_multiple_of(turn), "no product takes what gate and up give but in eights");
-        let rows = RowPlaces { first, turn, period: turn * parts.len() };
-        first += turn;
-        rows
-    };
-    parts.iter().map(&mut place).collect()
-}
-
 fn four_bits(part: &StoredMatrix) -> &QuantisedWeight {
     part.quantised().expect("the layout is of quantised weights")
-}
-
-/// The rows of a slot's weights in the order in which it holds them: of which weight, from where to where.
-fn runs(order: Order, parts: &[StoredMatrix]) -> impl Iterator<Item = (usize, Range<usize>)> {
-    let n_parts = parts.len();
-    let lengths: Vec<usize> = parts.iter().map(StoredMatrix::n_outputs).collect();
-    let n = match order {
-        Order::Behind => lengths.iter().copied().max().unwrap_or_default(),
-        Order::InTurn(n) => n,
-    };
-    let n_turns = lengths.iter().copied().max().unwrap_or_default().div_ceil(n.max(1));
-    let turns = (0..n_turns).flat_map(move |turn| (0..n_parts).map(move |part| (turn, part)));
-    turns.map(move |(turn, part)| (part, turn * n..((turn + 1) * n).min(lengths[part])))
-}
-
-/// The bytes of a slot's weights in the order in which it holds them.
-fn in_order(order: Order, parts: &[StoredMatrix]) -> Vec<Stored<'_>> {
-    runs(order, parts).flat_map(|(part, rows)| stored(&parts[part], rows)).collect()
-}
-
-/// Codes of a byte are moved two by two.
-fn stored(matrix: &StoredMatrix, rows: Range<usize>) -> Vec<Stored<'_>> {
-    let (format, runs) = match matrix {
-        StoredMatrix::Plain(weight) => (weight.format(), weight.runs(rows)),
-        StoredMatrix::Quantised(weight) => (StoredFormat::Bf16, weight.runs_of_bytes(rows)),
-    };
-    runs.into_iter().map(|bytes| Stored { format, bytes }).collect()
-}
-
-/// The numbers of a slot's weights in its order, by as many threads as there are processors.
-fn dequantised(order: Order, parts: &[StoredMatrix]) -> Vec<bf16> {
-    /// Rows that a thread takes at a time: their f32 fit its cache.
-    const ROWS: usize = 16;
-    let runs = runs(order, parts).flat_map(|(part, rows)| {
-        rows.clone().step_by(ROWS).map(move |first| (part, first..(first + ROWS).min(rows.end)))
-    });
-    let runs: Vec<_> = runs.collect();
-    let n_threads = thread::available_parallelism().map_or(1, usize::from);
-    let numbers = |runs: &[(usize, Range<usize>)]| -> Vec<bf16> {
-        runs.iter().flat_map(|(part, rows)| parts[*part].to_f32(rows.clone())).map(bf16::from_f32).collect()
-    };
-    thread::scope(|scope| {
-        let shares = runs.chunks(runs.len().div_ceil(n_threads).max(1));
-        let workers: Vec<_> = shares.map(|share| scope.spawn(|| numbers(share))).collect();
-        workers.into_iter().flat_map(|worker| worker.join().expect("arithmetic does not panic")).collect()
-    })
 }
 
 /// Random matrices, norms of one.
@@ -653,7 +584,6 @@ pub(super) fn random(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::StoredWeight;
 
     #[test]
     fn as_many_come_together_as_may_be_staged_at_a_time() {
@@ -662,42 +592,5 @@ mod tests {
         assert_eq!(together(&[4, 6, 1, 0, 30, 2, 0]), [vec![4, 6], vec![1, 0], vec![30], vec![2, 0]]);
         assert_eq!(together(&[0; 5]), [vec![0; 5]]);
         assert!(together(&[]).is_empty());
-    }
-
-    #[test]
-    fn gate_and_up_lie_in_turn_and_others_behind_each_other() {
-        let weight =
-            |byte: u8| StoredMatrix::Plain(StoredWeight::in_memory(StoredFormat::Bf16, [6, 2], vec![byte; 24]));
-        let parts = [weight(1), weight(2)];
-        let lies = |order| in_order(order, &parts).into_iter().map(|part| (part.bytes[0], part.bytes.len())).collect();
-        let (in_turn, behind): (Vec<_>, Vec<_>) = (lies(Order::InTurn(2)), lies(Order::Behind));
-        assert_eq!(in_turn, [(1, 8), (2, 8), (1, 8), (2, 8), (1, 8), (2, 8)]);
-        assert_eq!(behind, [(1, 24), (2, 24)]);
-    }
-
-    #[test]
-    fn words_of_four_bits_go_to_the_rows_where_bytes_would_lie() {
-        for (order, lengths) in [(Order::Behind, [24, 8, 9]), (Order::InTurn(8), [16; 3])] {
-            let parts = lengths
-                .map(|n| StoredMatrix::Plain(StoredWeight::in_memory(StoredFormat::Bf16, [n, 1], vec![0; 2 * n])));
-            let expected = runs(order, &parts).flat_map(|(part, rows)| rows.map(move |row| Some((part, row))));
-            let expected: Vec<_> = expected.collect();
-            let mut found = vec![None; expected.len()];
-            for (part, RowPlaces { first, turn, period }) in row_places(order, &parts).into_iter().enumerate() {
-                (0..lengths[part]).for_each(|row| found[first + row / turn * period + row % turn] = Some((part, row)));
-            }
-            assert_eq!(found, expected, "{order:?}");
-        }
-    }
-
-    #[test]
-    fn weights_of_different_heights_lie_behind_each_other_whole() {
-        let weight = |rows: usize| {
-            StoredMatrix::Plain(StoredWeight::in_memory(StoredFormat::Bf16, [rows, 1], vec![rows as u8; 2 * rows]))
-        };
-        let parts = [weight(6), weight(2)];
-        let found: Vec<_> = runs(Order::Behind, &parts).collect();
-        assert_eq!(found, [(0, 0..6), (1, 0..2)]);
-        assert_eq!(dequantised(Order::Behind, &parts).len(), 8);
     }
 }
