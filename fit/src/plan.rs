@@ -9,6 +9,8 @@ mod remedy;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
+
 pub use self::{
     model::{HOST_WEIGHTS_BYTES, Model},
     remedy::{Remedy, RemedyText, gib, grouped, remedies},
@@ -17,7 +19,7 @@ use crate::{
     AskedSizes, StepSizes,
     gpu::{
         Capacity, Card, Chip, DecoderSizes, KvFormat, PrefillSplit, Push, SplitPolicy, StepBounds, WeightFormat,
-        described_int4_bytes, prefill_split, stored_e4m3,
+        layer_formats, prefill_split,
     },
     host::{HostStep, kv_bytes_per_token, workspace_bytes},
     memory::{CacheUse, DeviceMemory, MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan},
@@ -90,8 +92,8 @@ pub struct Fit {
     pub max_model_len: usize,
     /// Sequences that run together at most.
     pub max_num_seqs: usize,
-    /// How projections lie on a GPU.
-    pub weights: WeightFormat,
+    /// How projections lie on a GPU: more than one where a checkpoint has left some alone, or quantised them otherwise.
+    pub formats: BTreeSet<WeightFormat>,
     /// How keys and values are stored.
     pub kv_format: KvFormat,
 }
@@ -204,7 +206,7 @@ fn on_gpus(model: &Model, asked: &Asked, card: Card, max_model_len: usize) -> Re
         memory,
         max_model_len,
         max_num_seqs: cache.max_num_seqs,
-        weights: sizes.projections,
+        formats: sizes.formats(),
         kv_format: sizes.kv_format,
     })
 }
@@ -215,16 +217,8 @@ fn sizes_on(model: &Model, asked: &Asked, chip: Chip, rank: Rank) -> Result<Deco
     let sizes = DecoderSizes::of(spec, rank).ok_or_else(|| Misfit::Refused("it has no layers".to_owned()))?;
     // Over NVLink, where ranks share more: nobody knows the links yet.
     let sizes = DecoderSizes { kv_format: asked.kv_format, push: Push::Lines, ..sizes };
-    let stored = stored_e4m3(spec, rank);
-    if let Some(projections) = stored.or(asked.fp8.then_some(WeightFormat::E4m3)) {
-        match sizes.check_fp8(chip.capability) {
-            Ok(()) => return Ok(DecoderSizes { projections, ..sizes }),
-            Err(reason) if asked.fp8 => return Err(Misfit::Refused(reason)),
-            Err(_) => {}
-        }
-    }
-    let int4 = described_int4_bytes(spec, rank).filter(|_| sizes.may_have_four_bits(chip.capability));
-    Ok(int4.map_or(sizes, |int4_bytes| DecoderSizes { projections: WeightFormat::Int4, int4_bytes, ..sizes }))
+    let layers = layer_formats(spec, rank, chip.capability, asked.fp8).map_err(Misfit::Refused)?;
+    Ok(DecoderSizes { layers, ..sizes })
 }
 
 fn bounds(sizes: &DecoderSizes, asked: &Asked, chip: Chip, (steps, max_model_len): (StepSizes, usize)) -> StepBounds {
@@ -269,7 +263,7 @@ fn on_host(model: &Model, asked: &Asked, limit_bytes: u64, max_model_len: usize)
         memory,
         max_model_len,
         max_num_seqs: step.max_num_seqs,
-        weights: WeightFormat::Bf16,
+        formats: BTreeSet::from([WeightFormat::Bf16]),
         kv_format: KvFormat::Bf16,
     })
 }

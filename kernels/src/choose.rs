@@ -200,11 +200,11 @@ impl Chip {
     }
 
     /// As what weights that are stored so are multiplied. Those of four bits are beside rows in e4m3, where rows are some and groups are of
-    /// 128 (`has_wide_groups`), or become e4m3 themselves, where rows are so many that products are bound by arithmetic. Not where a row's
+    /// 128 and a model is not shared by ranks, or become e4m3 themselves, where rows are so many that products are bound by arithmetic. Not where a row's
     /// bits may not depend on how many there are. Figures: decisions 0015 and 0025.
     pub fn multiplied_as(
         &self,
-        (stored, has_wide_groups): (WeightFormat, bool),
+        (stored, is_shared): (WeightFormat, bool),
         shape: GemmShape,
         by: QuantisedBy,
     ) -> Operands {
@@ -217,16 +217,18 @@ impl Chip {
             WeightFormat::Bf16 => Operands::Bf16,
             WeightFormat::E4m3 => Operands::E4m3,
             WeightFormat::E4m3Blocks => Operands::E4m3Blocks,
-            WeightFormat::Int4 if !may_quantise => Operands::Int4,
-            WeightFormat::Int4
-                if has_wide_groups
+            WeightFormat::Int4(_) if !may_quantise => Operands::Int4,
+            WeightFormat::Int4(GroupSize::G128)
+                if !is_shared
                     && BESIDE_E4M3_ROWS.contains(&shape.m)
                     && shape.k.is_multiple_of(GroupSize::G128.values()) =>
             {
                 Operands::Int4BesideE4m3
             }
-            WeightFormat::Int4 if shape.m >= widened_rows_min && shape.k.is_multiple_of(E4M3_WHOLE) => Operands::E4m3,
-            WeightFormat::Int4 => Operands::Int4,
+            WeightFormat::Int4(_) if shape.m >= widened_rows_min && shape.k.is_multiple_of(E4M3_WHOLE) => {
+                Operands::E4m3
+            }
+            WeightFormat::Int4(_) => Operands::Int4,
         }
     }
 

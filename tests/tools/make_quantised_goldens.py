@@ -89,6 +89,11 @@ def fbgemm():
 
 def compressed_tensors(weights_args, input_args=None, ignore=("lm_head",), targets=("Linear",)):
     """By compressed-tensors: its observer's formula for scales, its compressor, and its decompressor."""
+    return mixture([(targets, weights_args, input_args)], ignore)
+
+
+def mixture(groups, ignore=("lm_head",)):
+    """The same with several groups of modules, each quantised in its own way."""
     def quantise(weights):
         import compressed_tensors as library
         from compressed_tensors.compressors import BaseCompressor
@@ -96,15 +101,22 @@ def compressed_tensors(weights_args, input_args=None, ignore=("lm_head",), targe
         from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
         from compressed_tensors.utils import match_name
 
-        args = QuantizationArgs(**weights_args)
-        scheme = QuantizationScheme(targets=list(targets), weights=args,
-                                    input_activations=input_args and QuantizationArgs(**input_args))
-        form = infer_module_format(torch.nn.Linear, scheme)
-        compressor = BaseCompressor.get_value_from_registry(form.value)
+        def scheme_of(targets, weights_args, input_args):
+            scheme = QuantizationScheme(targets=list(targets), weights=QuantizationArgs(**weights_args),
+                                        input_activations=input_args and QuantizationArgs(**input_args))
+            form = infer_module_format(torch.nn.Linear, scheme).value
+            if len(groups) > 1:
+                scheme.format = form
+            return scheme, form, input_args
+
+        schemes = [scheme_of(*group) for group in groups]
         tensors, dequantised = {}, {}
         for module, weight in weights.items():
             if any(match_name(module, name) for name in ignore):
                 continue
+            is_meant = lambda scheme: any(name == "Linear" or match_name(module, name) for name in scheme.targets)
+            scheme, form, input_args = next(it for it in schemes if is_meant(it[0]))
+            args, compressor = scheme.weights, BaseCompressor.get_value_from_registry(form)
             scales, zero_points = scales_of(weight, args)
             state = dict(weight=weight, weight_scale=scales.to(weight.dtype))
             if not args.symmetric:
@@ -114,7 +126,9 @@ def compressed_tensors(weights_args, input_args=None, ignore=("lm_head",), targe
             if input_args and not input_args.get("dynamic"):
                 made["input_scale"] = torch.ones(1, dtype=weight.dtype)
             tensors |= {f"{module}.{name}": tensor.contiguous() for name, tensor in made.items()}
-        config = QuantizationConfig(config_groups=dict(group_0=scheme), format=form.value, ignore=list(ignore),
+        named = {f"group_{at}": scheme for at, (scheme, *_) in enumerate(schemes)}
+        form = "mixed-precision" if len(schemes) > 1 else schemes[0][1]
+        config = QuantizationConfig(config_groups=named, format=form, ignore=list(ignore),
                                     quantization_status="compressed").model_dump(mode="json")
         return tensors, dequantised, config, f"compressed-tensors {library.__version__}"
     return quantise
@@ -297,6 +311,9 @@ CHECKPOINTS = {
     "ct-w4a16-asym": ("Bf16", compressed_tensors(dict(INT4, strategy="group", group_size=16, symmetric=False),
                                                  ignore=["lm_head", "re:.*layers.1.mlp.*"])),
     "ct-w4a16-channel": ("F32", compressed_tensors(dict(INT4, strategy="channel", symmetric=False))),
+    "ct-mixed": ("F16", mixture([(["re:.*self_attn.*"], dict(FP8, strategy="channel"), PER_TOKEN),
+                                 (["re:.*mlp.*"], dict(INT4, strategy="group", group_size=32), None)],
+                                ["lm_head", "re:.*layers.1.mlp.down_proj"])),
     "ct-mxfp4": ("Bf16", compressed_tensors(MXFP4, dict(MXFP4, dynamic=True))),
     "ct-w8a16": ("F32", compressed_tensors(dict(INT4, num_bits=8, strategy="group", group_size=32, symmetric=False))),
     "awq-g32": ("F16", awq(32)),
@@ -368,7 +385,7 @@ def by_formula(config, tensors, module, shape):
     grid = float64(scale)
     grid = grid.reshape(1, 1) if grid.size == 1 else grid
     block = {1: rows}.get(grid.shape[0], None), {1: columns}.get(grid.shape[1], None)
-    weights = next(iter(config.get("config_groups", {}).values()), {}).get("weights", {})
+    weights = weights_of(config, module)
     given = config.get("weight_block_size") or weights.get("block_structure") or (1, weights.get("group_size"))
     index = [numpy.arange(size) // (whole or by) for size, whole, by in zip(shape, block, given)]
     zeros = part("weight_zero_point")
@@ -390,6 +407,15 @@ def by_formula(config, tensors, module, shape):
         zeros = None if zeros is None else float64(zeros).reshape(grid.shape)
     pick = lambda values: values[numpy.ix_(*index)]
     return (quants - (0 if zeros is None else pick(zeros))) * pick(grid)
+
+
+def weights_of(config, module):
+    """What compressed-tensors says of the weights of a module."""
+    import re
+
+    groups = list(config.get("config_groups", {}).values())
+    meant = [group for group in groups if any(re.match(name.removeprefix("re:"), module) for name in group["targets"])]
+    return next(iter(meant or groups), {}).get("weights", {})
 
 
 def plain_tensors(state, quantised):
@@ -446,8 +472,9 @@ def make(name):
     if stored == "Bf16":
         rounded = family.logits_of(model, tokens)
         golden |= dict(rows_bf16=family.rows_of(rounded), noise_floor=family.noise_floor(exact, rounded))
-    if any(tensor.dtype in (torch.int32, torch.int8) for tensor in tensors.values()):
-        golden["noise_floor_8_bits"] = noise_floor_8_bits(exact_model, dequantised, tokens, exact)
+    integers = {name.rpartition(".")[0] for name, tensor in tensors.items() if tensor.dtype in (torch.int32, torch.int8)}
+    if integers:
+        golden["noise_floor_8_bits"] = noise_floor_8_bits(exact_model, integers & dequantised.keys(), tokens, exact)
     directory = GOLDENS / name
     directory.mkdir(parents=True, exist_ok=True)
     config.architectures = [type(model).__name__]

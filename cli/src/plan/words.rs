@@ -1,10 +1,10 @@
 //! A plan as text and as JSON. Pure.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeSet, fmt::Write as _};
 
 use serde_json::{Value, json};
 use stoker_fit::{
-    gpu::{KvFormat, WeightFormat},
+    gpu::KvFormat,
     plan::{Fit, Place, RemedyText, gib, grouped},
 };
 
@@ -54,11 +54,12 @@ fn place(planned: &Planned) -> String {
 }
 
 fn weights(fit: &Fit, place: Place) -> String {
-    let format = match (place, fit.weights) {
-        (Place::Host { .. }, _) => "as stored",
-        (_, WeightFormat::Bf16) => "bf16",
-        (_, WeightFormat::E4m3 | WeightFormat::E4m3Blocks) => "fp8",
-        (_, WeightFormat::Int4) => "int4",
+    let format = match place {
+        Place::Host { .. } => "as stored".to_owned(),
+        Place::Gpu(_) => {
+            let names: BTreeSet<&str> = fit.formats.iter().map(|format| format.name()).collect();
+            names.into_iter().collect::<Vec<_>>().join(" and ")
+        }
     };
     let each = if fit.n_ranks > 1 { " on each GPU" } else { "" };
     format!("{}{each}, {} parameters, {format}", gib(fit.memory.weights_bytes), billions(fit.n_params))

@@ -170,9 +170,12 @@ fn a_row_alone_is_what_the_cpu_computes_with_the_weights_that_fp8_stands_for() {
     }
 }
 
-/// Checkpoints whose projections are multiplied in four bits. Of the others of four bits one leaves modules alone, one has groups of 16,
-/// one scales of f32, and two have their inputs in any order.
+/// Checkpoints whose projections are multiplied in four bits. Of the others of four bits one has groups of 16, one scales of f32, and two
+/// have their inputs in any order.
 const FOUR_BITS: [&str; 4] = ["awq-g32", "ct-w4a16", "gptq-asym", "gptq-g32"];
+
+/// Those that leave a projection alone, and one whose attention is in e4m3 beside that.
+const MIXTURES: [&str; 2] = ["awq-channel", "ct-mixed"];
 
 /// The same in e4m3, with every projection in blocks of 128 x 128 or with a scale a row.
 const E4M3: [&str; 2] = ["ct-fp8-channel", "fp8-block-128"];
@@ -213,7 +216,7 @@ fn checkpoints_of_every_format_give_a_row_alone_what_the_cpu_gives_it() {
         let (mean_alone, mean) = (mean(&alone), mean(&together));
         let (weights, n_params) = (gpu.parts.model.memory.weights_bytes, gpu.parts.model.n_params);
         println!("{name}, {}: {mean:.2e} together, {weights} bytes of {n_params}", gpu.parts.model.dtype);
-        if FOUR_BITS.contains(&&*name) || E4M3.contains(&&*name) {
+        if [&FOUR_BITS[..], &MIXTURES, &E4M3].concat().contains(&&*name) {
             assert!(cuda::is_hopper() == (weights < 2 * n_params), "{name}: {weights} bytes");
         }
         // Of most a row alone is a hundredth away; what moves one further by bf16 does by e4m3, which rounds 16 times as coarsely.

@@ -149,6 +149,7 @@ fn integers_of_compressed_tensors_of_eight_bits_and_packed() {
     check("ct-w4a16-asym");
     check("ct-w4a16-channel");
     check("ct-w8a16");
+    check_integers("ct-mixed");
 }
 
 #[test]

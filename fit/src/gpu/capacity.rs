@@ -133,7 +133,7 @@ impl Capacity {
 
     /// Device bytes of everything that a step writes or reads besides weights and cache.
     pub fn workspace_bytes(&self, sizes: &DecoderSizes) -> u64 {
-        let DecoderSizes { hidden, inner, vocab, heads, .. } = *sizes;
+        let &DecoderSizes { hidden, inner, vocab, heads, .. } = sizes;
         let row_values = 3 * hidden + heads.qkv_width() + sizes.attended_width() + 3 * inner;
         let sampled = self.max_sampled * (2 * sizes.attended_width() + 4 * vocab + SAMPLE_ROW_BYTES);
         let scratch = self.decode_scratch(heads).bytes()
@@ -157,8 +157,8 @@ impl Capacity {
             + angles
             + shared
             + 8 * inputs;
-        let graphs = sizes.n_layers as u64 * GRAPHS_OF_LAYER_BYTES;
-        let staging = if sizes.projections == WeightFormat::Int4 { STAGING_BYTES } else { 0 };
+        let graphs = sizes.layers.len() as u64 * GRAPHS_OF_LAYER_BYTES;
+        let staging = if has_int4(sizes) { STAGING_BYTES } else { 0 };
         bytes as u64 + WORKSPACE_BYTES as u64 + graphs + staging
     }
 
@@ -176,28 +176,27 @@ impl Capacity {
 
     /// Values and rows that are quantised at once, at the most.
     pub fn quantised_rows(&self, sizes: &DecoderSizes) -> (usize, usize) {
-        match sizes.projections {
-            WeightFormat::Bf16 => (0, 0),
-            WeightFormat::Int4 if !self.only_speed_counts() => (0, 0),
-            WeightFormat::Int4 | WeightFormat::E4m3 | WeightFormat::E4m3Blocks => {
-                (self.max_rows * sizes.widest_input(), self.max_rows)
-            }
+        let quantises = |format: &WeightFormat| match format {
+            WeightFormat::Bf16 => false,
+            WeightFormat::Int4(_) => self.only_speed_counts(),
+            WeightFormat::E4m3 | WeightFormat::E4m3Blocks => true,
+        };
+        match sizes.formats().iter().any(quantises) {
+            true => (self.max_rows * sizes.widest_input(), self.max_rows),
+            false => (0, 0),
         }
     }
 
     /// Bytes of the sums of what is quantised beside codes.
     pub fn code_sums_bytes(&self, sizes: &DecoderSizes) -> usize {
-        let are_there = sizes.projections == WeightFormat::Int4 && self.only_speed_counts();
+        let are_there = has_int4(sizes) && self.only_speed_counts();
         if are_there { beside_codes_bytes(sizes.widest_input()) } else { 0 }
     }
 
     /// Values and outputs of the projection that is widened from four bits to e4m3 for a product, at the most.
     pub fn widened(&self, sizes: &DecoderSizes) -> (usize, usize) {
-        if self.widens(sizes) { (sizes.largest_projection(), sizes.most_outputs()) } else { (0, 0) }
-    }
-
-    fn widens(&self, sizes: &DecoderSizes) -> bool {
-        sizes.projections == WeightFormat::Int4 && self.only_speed_counts() && self.max_rows >= WIDENED_ROWS_MIN
+        let widens = self.only_speed_counts() && self.max_rows >= WIDENED_ROWS_MIN;
+        if widens { sizes.largest_int4() } else { (0, 0) }
     }
 
     /// Where bits count every number of rows of bf16 is multiplied by codes; a policy of fixed pieces says so.
@@ -214,4 +213,8 @@ impl Capacity {
     pub fn decode_scratch(&self, heads: Heads) -> ScratchSize {
         ScratchSize { n_sequences: self.max_sampled, n_items: self.max_items, policy: self.policy, heads }
     }
+}
+
+fn has_int4(sizes: &DecoderSizes) -> bool {
+    sizes.formats().iter().any(|format| format.is_int4())
 }

@@ -10,7 +10,7 @@ pub const CHUNK: usize = 64;
 pub const CHUNK_WORDS: usize = 32 * 4;
 
 /// Values that share a scale on the device. Larger groups are repeated; of 64, too, as two of 32.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum GroupSize {
     /// 32.
     G32,

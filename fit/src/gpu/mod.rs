@@ -6,6 +6,7 @@ mod capacity;
 mod cards;
 mod decoder;
 mod exchange;
+mod formats;
 mod four_bits;
 mod inputs;
 mod sampling;
@@ -20,8 +21,9 @@ pub use self::{
         UPDATE_ROWS_MAX, WIDENED_ROWS_MIN, WORKSPACE_BYTES, beside_codes_bytes, norm_tiles,
     },
     cards::{CARDS, Card, Chip},
-    decoder::{DecoderSizes, described_int4_bytes, stored_e4m3},
+    decoder::DecoderSizes,
     exchange::{Counted, ExchangeSize, LINE_THREADS, LINE_UNITS, LOGIT_CHUNKS, Push},
+    formats::{LayerFormats, WeightFormat, layer_formats},
     four_bits::{CHUNK, CHUNK_WORDS, GroupSize, Int4Size, STEP, TILE_ROWS},
     inputs::{
         DECODE_ITEM_BYTES, DECODE_READER_BYTES, EDITED_MAX, ENTRIES_MAX, PREFILL_TILE_BYTES, SAMPLE_ROW_BYTES,
@@ -68,24 +70,4 @@ pub fn block_scales_of_rows(k: usize) -> usize {
 /// All scales of such a matrix.
 pub fn block_scales(n: usize, k: usize) -> usize {
     n.div_ceil(BLOCK_OUTPUTS) * block_scales_of_rows(k)
-}
-
-/// How the weights of a GEMM are stored.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub enum WeightFormat {
-    /// As bf16.
-    Bf16,
-    /// As e4m3 with a scale a row. One row of x stays bf16, more are quantised too.
-    E4m3,
-    /// The same with a scale for each block of [`BLOCK_OUTPUTS`] rows and [`BLOCK_INPUTS`] columns.
-    E4m3Blocks,
-    /// In four bits with a scale and a zero point for each group. Few rows of x stay bf16.
-    Int4,
-}
-
-impl WeightFormat {
-    /// Whether numbers are e4m3.
-    pub fn is_e4m3(self) -> bool {
-        matches!(self, Self::E4m3 | Self::E4m3Blocks)
-    }
 }

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::gpu::CARDS;
+use crate::gpu::{CARDS, GroupSize, LayerFormats};
 
 /// Fields of published configurations, and how many parameters their publishers count.
 fn published(name: &str) -> Model {
@@ -176,27 +176,83 @@ fn blocks_of_eight_bits_stay_what_they_are_where_every_rank_has_them_whole() {
             json!({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": block});
         model(&config)
     };
-    let stored = |model: &Model, of| stored_e4m3(&model.spec, Rank::all(of).last().unwrap());
+    let stored = |model: &Model, of| {
+        let layers = layer_formats(&model.spec, Rank::all(of).last().unwrap(), (9, 0), false).unwrap();
+        let first = layers[0];
+        assert!(layers.iter().all(|layer| *layer == first));
+        first
+    };
+    let (blocks, plain) = (LayerFormats::all(WeightFormat::E4m3Blocks), LayerFormats::all(WeightFormat::Bf16));
     let llama = in_blocks(llama(4096, 14_336, 32, [32, 8]), [128, 128]);
-    assert_eq!([1, 2, 4, 8].map(|of| stored(&llama, of)), [Some(WeightFormat::E4m3Blocks); 4]);
-    // 9728 inputs are 76 blocks, and 9.5 of one of eight ranks.
+    assert_eq!([1, 2, 4, 8].map(|of| stored(&llama, of)), [blocks; 4]);
+    // 9728 inputs are 76 blocks, and 9.5 of one of eight ranks: outputs are cut at eights.
     let qwen = in_blocks(qwen3(2560, 9728, 36, [32, 8], true), [128, 128]);
-    assert_eq!(
-        [1, 4, 8].map(|of| stored(&qwen, of)),
-        [Some(WeightFormat::E4m3Blocks), Some(WeightFormat::E4m3Blocks), None]
-    );
-    assert_eq!(stored(&in_blocks(qwen3(2560, 9728, 36, [32, 8], true), [64, 64]), 1), None);
+    let cut = LayerFormats { down: WeightFormat::Bf16, ..blocks };
+    assert_eq!([1, 4, 8].map(|of| stored(&qwen, of)), [blocks, blocks, cut]);
+    assert_eq!(stored(&in_blocks(qwen3(2560, 9728, 36, [32, 8], true), [64, 64]), 1), plain);
     // The last of three has whole blocks of 576 inputs, the others have not.
-    assert_eq!(stored(&in_blocks(qwen3(2304, 576, 4, [6, 3], true), [128, 128]), 3), None);
+    assert_eq!(stored(&in_blocks(qwen3(2304, 576, 4, [6, 3], true), [128, 128]), 3), cut);
     for fp8 in [false, true] {
         let asked = Asked { fp8, ..Asked::default() };
         let fit = plan(&llama, &asked, card("H200")).unwrap();
         // A byte a number, and 4 for each 1024.
         let projections = 32 * (6144 + 4096 + 28_672 + 14_336) as u64 * 4096;
         let expected = 2 * (fit.n_params - projections) + projections + projections / 256;
-        assert_eq!((fit.weights, fit.memory.weights_bytes), (WeightFormat::E4m3Blocks, expected));
+        assert_eq!((fit.formats, fit.memory.weights_bytes), ([WeightFormat::E4m3Blocks].into(), expected));
     }
-    assert_eq!(plan(&llama, &Asked::default(), card("A100-80GB")).unwrap().weights, WeightFormat::Bf16);
+    assert_eq!(plan(&llama, &Asked::default(), card("A100-80GB")).unwrap().formats, [WeightFormat::Bf16].into());
+}
+
+#[test]
+fn what_a_checkpoint_leaves_alone_or_quantises_otherwise_takes_its_own_format_and_no_other() {
+    let of = |mut config: Value, quantization: Value, fp8| {
+        config["quantization_config"] = quantization;
+        let spec = model(&config).spec;
+        layer_formats(&spec, Rank::ALONE, (9, 0), fp8)
+    };
+    let narrow = || llama(1024, 2048, 3, [16, 4]);
+    let (bf16, e4m3, int4) = (WeightFormat::Bf16, WeightFormat::E4m3, WeightFormat::Int4(GroupSize::G128));
+    let awq = |left: Value| {
+        json!({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true, "version": "gemm",
+        "modules_to_not_convert": left})
+    };
+    let whole = LayerFormats::all(int4);
+    // The first layer, as many publish it; and a half of what lies in one matrix.
+    let first = of(narrow(), awq(json!(["model.layers.0."])), false).unwrap();
+    assert_eq!(first, [LayerFormats::all(bf16), whole, whole]);
+    let half = of(narrow(), awq(json!(["k_proj", "layers.2.mlp.down_proj"])), false).unwrap();
+    let without_k = LayerFormats { qkv: bf16, ..whole };
+    assert_eq!(half, [without_k, without_k, LayerFormats { down: bf16, ..without_k }]);
+    // With a byte at the most for each number, what was left alone is quantised too.
+    assert_eq!(of(narrow(), awq(json!(["k_proj"])), true).unwrap(), [LayerFormats::all(e4m3); 3]);
+    let weights = |bits: u32, kind: &str, rest: Value| {
+        let mut weights = json!({"num_bits": bits, "type": kind, "symmetric": true});
+        weights.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+        weights
+    };
+    let mixed = json!({"quant_method": "compressed-tensors", "format": "mixed-precision", "ignore": ["lm_head"], "config_groups": {
+        "group_0": {"targets": ["re:.*self_attn.*"], "format": "float-quantized",
+            "weights": weights(8, "float", json!({"strategy": "channel"}))},
+        "group_1": {"targets": ["re:.*mlp.*"], "format": "pack-quantized",
+            "weights": weights(4, "int", json!({"strategy": "group", "group_size": 32}))}}});
+    let narrow_groups = WeightFormat::Int4(GroupSize::G32);
+    let expected = LayerFormats { qkv: e4m3, o: e4m3, gate_up: narrow_groups, down: narrow_groups };
+    assert_eq!(of(narrow(), mixed, false).unwrap(), [expected; 3]);
+}
+
+#[test]
+fn each_format_of_a_mixture_takes_its_own_bytes() {
+    let mut config = llama(4096, 14_336, 32, [32, 8]);
+    let whole = model(&config);
+    let of = |model: &Model| plan(model, &Asked::default(), card("H200")).unwrap();
+    let plain = of(&whole).memory.weights_bytes;
+    config["quantization_config"] = json!({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true,
+        "version": "gemm", "modules_to_not_convert": ["model.layers.0."]});
+    let fit = of(&model(&config));
+    let n_layer = (6144 + 4096 + 28_672 + 14_336) as u64 * 4096;
+    let [two_bytes, half] = [2 * n_layer, n_layer / 2 + n_layer / 128 * 4];
+    assert_eq!(fit.memory.weights_bytes, plain - 31 * (two_bytes - half));
+    assert_eq!(fit.formats, [WeightFormat::Bf16, WeightFormat::Int4(GroupSize::G128)].into());
 }
 
 #[test]

@@ -11,7 +11,6 @@ use super::{
     layout::Sampled,
     program::{Adds, Between, Gemm, Op, Programs, Reads, RowLimits},
     shape::ModelShape,
-    weights,
 };
 use crate::{
     config::Quantization,
@@ -58,10 +57,7 @@ pub fn list_program(
     let chip = Chip::of_table(chip, Numerics::Fastest).ok_or_else(|| {
         format!("no table of GEMMs was measured on {chip}: there are those of {}", Chip::with_tables())
     })?;
-    let shape = match quantization {
-        None => weights::as_described(shape, spec, chip.properties()),
-        Some(asked) => shape.quantised(asked, chip.properties())?,
-    };
+    let shape = shape.stored_as_described(spec, chip.properties(), quantization)?;
     let programs = Programs::new(&shape, &chip, RowLimits { max_sampled: n, max_rows: n });
     Ok(groups(&programs, n).iter().map(|ops| line(&shape, ops, n, ceilings)).collect())
 }

@@ -4,14 +4,14 @@
 use std::{thread, time::Instant};
 
 use stoker_fit::{
-    gpu::{Capacity, stored_e4m3},
+    gpu::Capacity,
     memory::{DeviceMemory, MemoryBudget, MemoryNeeds, MemoryPlan},
 };
 use stoker_kernels::{
-    Device, KernelError, Kernels, Properties,
+    Device, KernelError, Kernels,
     blas::Blas,
     cache::KvFormat,
-    choose::{Chip, Numerics, WeightFormat},
+    choose::{Chip, Numerics},
     device::Link,
     launch::PrefillKernel,
     plan::{PrefillSplit, SplitPolicy},
@@ -28,7 +28,7 @@ use super::{
     weights,
 };
 use crate::{
-    config::{EngineConfig, EngineLimits, Quantization, StepSizes},
+    config::{EngineConfig, EngineLimits, StepSizes},
     each::each,
     engine::{EngineParts, ReadModel, StartError, WeightSource, rank_threads},
     exec::ExecError,
@@ -178,26 +178,23 @@ impl Gpu {
     ) -> Result<Self, CudaError> {
         let OpenGpu { kernels, blas, chip, name } = opened;
         let shape = ModelShape::of(spec, rank).map_err(CudaError::Uncovered)?;
-        let properties = kernels.properties();
-        // Where numbers are e4m3 already, they are multiplied as they are if the chip can.
-        let shape = match (stored_e4m3(spec, rank), limits.quantization) {
-            (Some(stored), None) => shape.clone().in_e4m3(stored, properties).unwrap_or(shape),
-            (Some(stored), Some(Quantization::Fp8)) => shape.in_e4m3(stored, properties).map_err(CudaError::Refused)?,
-            (None, None) => shape,
-            (None, Some(asked)) => shape.quantised(asked, properties).map_err(CudaError::Refused)?,
-        };
+        let shape = shape.stored_as_described(spec, kernels.properties(), limits.quantization);
+        let shape = shape.map_err(CudaError::Refused)?;
         let shape = shape.with_cache_of(limits.kv_cache_dtype).over(link, numerics(limits));
         Ok(Self { kernels, blas, chip, shape, name })
     }
 }
 
-/// Says that codes of eight bits, or of no integers, lie there as bf16: the description of the model does not.
+/// Says which quantised weights lie there as bf16: the description of the model does not.
 fn warn_of_bf16(shape: &ModelShape, spec: &ModelSpec) {
-    let scheme = spec.weights().find_map(|weight| weight.scheme.as_ref()).filter(|scheme| !scheme.is_int4());
-    if let (WeightFormat::Bf16, 0, Some(scheme)) = (shape.projections, shape.rank.idx, scheme) {
+    let widened = weights::widened(spec, shape);
+    let first = widened.first().and_then(|weight| Some((weight, weight.scheme.as_ref()?)));
+    if let (0, Some((weight, stored))) = (shape.rank.idx, first) {
         tracing::warn!(
-            stored = %scheme,
-            "these weights are made bf16, and take its memory and time: with --quantization fp8 an H100 or H200 keeps a byte each, quantised anew"
+            n = widened.len(),
+            first = weight.name,
+            %stored,
+            "quantised weights are made bf16, and take its memory and time: with --quantization fp8 an H100 or H200 keeps a byte each, quantised anew"
         );
     }
 }
@@ -320,10 +317,7 @@ impl Start<'_> {
         let Self { spec, sched, limits, .. } = *self;
         let Gpu { kernels, blas, chip, shape, name } = gpu;
         let source = Source::of(weights, spec, shape.rank)?;
-        let shape = match limits.quantization {
-            None => source.keep_four_bits(shape, spec, kernels.properties()),
-            Some(_) => shape,
-        };
+        let shape = source.kept(shape, spec);
         warn_of_bf16(&shape, spec);
         let batch = batch_limits(&shape, &kernels, sched, limits);
         let capacity = Capacity::new(&batch.bounds());
@@ -427,11 +421,11 @@ impl Source {
         })
     }
 
-    /// Projections of four bits are multiplied as they are where the chip can.
-    fn keep_four_bits(&self, shape: ModelShape, spec: &ModelSpec, properties: Properties) -> ModelShape {
+    /// The shape with what of its formats the weights are, not only by their description.
+    fn kept(&self, shape: ModelShape, spec: &ModelSpec) -> ModelShape {
         match self {
-            Self::Stored(bound) => weights::as_stored(shape, spec, bound, properties),
-            Self::Random { .. } => weights::as_described(shape, spec, properties),
+            Self::Stored(bound) => weights::as_stored(shape, spec, bound),
+            Self::Random { .. } => shape,
         }
     }
 }

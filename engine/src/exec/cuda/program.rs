@@ -288,9 +288,17 @@ impl Matrix {
         }
     }
 
-    /// How it is stored.
-    fn stored(self, shape: &ModelShape) -> WeightFormat {
-        if self == Self::Head { WeightFormat::Bf16 } else { shape.projections }
+    /// How that of a layer is stored.
+    fn stored(self, layer: Option<usize>, shape: &ModelShape) -> WeightFormat {
+        let Some(layer) = layer else { return WeightFormat::Bf16 };
+        let formats = shape.layers[layer].formats;
+        match self {
+            Self::Qkv => formats.qkv,
+            Self::O => formats.o,
+            Self::GateUp => formats.gate_up,
+            Self::Down => formats.down,
+            Self::Head => WeightFormat::Bf16,
+        }
     }
 
     /// The half of a layer whose last projection it is.
@@ -302,7 +310,7 @@ impl Matrix {
 impl Gemm {
     /// Whether its weights are what [`Op::Widen`] in front leaves.
     pub(super) fn reads_widened(&self, shape: &ModelShape) -> bool {
-        self.desc.operands == Operands::E4m3 && self.matrix.stored(shape) == WeightFormat::Int4
+        self.desc.operands == Operands::E4m3 && self.matrix.stored(self.layer, shape).is_int4()
     }
 
     /// How its x lies if it is in e4m3: the kernel for few rows takes bf16.
@@ -507,7 +515,7 @@ impl<'a> Builder<'a> {
         let (n, k) = matrix.sizes(self.shape);
         let shape = GemmShape { m: self.m, n, k };
         let by = if reads == Reads::Normed && self.may_quantise() { QuantisedBy::Norm } else { QuantisedBy::Launch };
-        let stored = (matrix.stored(self.shape), self.shape.has_wide_groups && !self.shape.is_shared());
+        let stored = (matrix.stored(layer, self.shape), self.shape.is_shared());
         let operands = self.chip.multiplied_as(stored, shape, by);
         let desc = GemmDesc { shape, operands, prologue, epilogue };
         let kernel = self.chip.choose(desc)?;

@@ -2,13 +2,12 @@
 
 use std::ops::Range;
 
-use stoker_fit::gpu::DecoderSizes;
+use stoker_fit::gpu::{DecoderSizes, LayerFormats, WeightFormat, layer_formats};
 use stoker_kernels::{
     KernelError,
     cache::KvFormat,
-    choose::{Numerics, WeightFormat},
+    choose::Numerics,
     device::{Link, Properties},
-    int4::{GroupSize, Int4Layout},
     launch::{self, AttentionSpec, Heads, NormWeight, Push, RotaryForm, Rows},
     plan::SplitPolicy,
 };
@@ -52,14 +51,8 @@ pub(super) struct ModelShape {
     pub(super) block: Block,
     /// What layers differ in.
     pub(super) layers: Vec<LayerShape>,
-    /// How the projections of layers lie on the device.
-    pub(super) projections: WeightFormat,
     /// How keys and values lie in the cache.
     pub(super) kv_format: KvFormat,
-    /// Bytes of those in four bits.
-    pub(super) int4_bytes: u64,
-    /// Whether all of these have groups of 128 inputs.
-    pub(super) has_wide_groups: bool,
 }
 
 /// What every layer of a model does.
@@ -106,10 +99,12 @@ pub(super) struct LayerShape {
     pub(super) window: Option<usize>,
     /// The angles that heads turn by, an index into the model's sets; `None`: they do not.
     pub(super) rope_set: Option<usize>,
+    /// How what it multiplies with lies on the device.
+    pub(super) formats: LayerFormats,
 }
 
 impl ModelShape {
-    /// The shape of a rank's share, or what of the model the kernels do not take. Ranks divide the model.
+    /// The shape of a rank's share in bf16, or what of the model the kernels do not take. Ranks divide the model.
     pub(super) fn of(spec: &ModelSpec, rank: Rank) -> Result<Self, String> {
         let shape = Self::described(spec, rank).and_then(|shape| {
             shape.check_launches(spec)?;
@@ -127,7 +122,7 @@ impl ModelShape {
             }
         }
         let sizes = DecoderSizes::of(spec, rank).ok_or("it has no layers")?;
-        let DecoderSizes { hidden, inner, vocab, heads, push, projections, kv_format, int4_bytes, .. } = sizes;
+        let DecoderSizes { hidden, inner, vocab, heads, push, kv_format, layers, .. } = sizes;
         Ok(Self {
             hidden,
             inner,
@@ -143,24 +138,27 @@ impl ModelShape {
             embedding_scale: spec.embedding.scale,
             logit_softcap: spec.head.softcap,
             block,
-            layers: spec.layers.iter().map(LayerShape::of).collect(),
-            projections,
+            layers: spec.layers.iter().zip(layers).map(|(layer, formats)| LayerShape::of(layer, formats)).collect(),
             kv_format,
-            int4_bytes,
-            has_wide_groups: false,
         })
     }
 
-    /// With the projections of layers in fewer bits, or why the kernels do not take them.
-    pub(super) fn quantised(self, quantization: Quantization, properties: Properties) -> Result<Self, String> {
-        let Quantization::Fp8 = quantization;
-        self.in_e4m3(WeightFormat::E4m3, properties)
+    /// With each projection as it is described and the chip multiplies it, or in fewer bits; or why the kernels do not take these.
+    pub(super) fn stored_as_described(
+        self,
+        spec: &ModelSpec,
+        properties: Properties,
+        quantization: Option<Quantization>,
+    ) -> Result<Self, String> {
+        let is_fp8 = quantization == Some(Quantization::Fp8);
+        let formats = layer_formats(spec, self.rank, properties.capability, is_fp8)?;
+        Ok(self.stored_as(formats))
     }
 
-    /// The same where they are stored as such numbers.
-    pub(super) fn in_e4m3(self, projections: WeightFormat, properties: Properties) -> Result<Self, String> {
-        self.sizes().check_fp8(properties.capability)?;
-        Ok(Self { projections, ..self })
+    /// With the projections of each layer so.
+    pub(super) fn stored_as(mut self, formats: Vec<LayerFormats>) -> Self {
+        self.layers.iter_mut().zip(formats).for_each(|(layer, formats)| layer.formats = formats);
+        self
     }
 
     /// Over that link, where only speed counts. Else every row's norm is summed in one order, however many go at once.
@@ -187,22 +185,13 @@ impl ModelShape {
             hidden: self.hidden,
             inner: self.inner,
             vocab: self.vocab,
-            n_layers: self.n_layers(),
+            layers: self.layers.iter().map(|layer| layer.formats).collect(),
             n_rope_sets: self.n_rope_sets(),
             heads: self.heads,
             rank: self.rank,
             push: self.push,
-            projections: self.projections,
             kv_format: self.kv_format,
-            int4_bytes: self.int4_bytes,
         }
-    }
-
-    /// With the projections of layers in four bits, which lie like this.
-    pub(super) fn in_four_bits(self, layouts: &[Int4Layout]) -> Self {
-        let int4_bytes = layouts.iter().map(|layout| layout.n_bytes() as u64).sum();
-        let has_wide_groups = layouts.iter().all(|layout| layout.group == GroupSize::G128);
-        Self { projections: WeightFormat::Int4, int4_bytes, has_wide_groups, ..self }
     }
 
     /// Tokens whose logits this rank computes.
@@ -217,7 +206,8 @@ impl ModelShape {
 
     /// Whether ranks share the rows of a step of `m` out, where they may.
     pub(super) fn shares_rows(&self, m: usize) -> bool {
-        launch::shares_rows(m, self.rank.of, self.projections.is_e4m3())
+        let quantises = self.layers.iter().any(|layer| layer.formats.each().into_iter().any(WeightFormat::is_e4m3));
+        launch::shares_rows(m, self.rank.of, quantises)
     }
 
     /// Layers.
@@ -308,8 +298,8 @@ impl QkNorm {
 }
 
 impl LayerShape {
-    fn of(layer: &LayerSpec) -> Self {
-        Self { window: layer.attention.attention.window, rope_set: layer.attention.rope_set }
+    fn of(layer: &LayerSpec, formats: LayerFormats) -> Self {
+        Self { window: layer.attention.attention.window, rope_set: layer.attention.rope_set, formats }
     }
 }
 

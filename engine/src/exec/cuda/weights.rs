@@ -6,11 +6,10 @@ mod order;
 
 use std::{convert::Infallible, ops::Range};
 
-use stoker_fit::gpu::{BLOCK_OUTPUTS, block_scales, described_int4_bytes};
+use stoker_fit::gpu::{BLOCK_OUTPUTS, LayerFormats, WeightFormat, block_scales};
 use stoker_kernels::{
     CudaSlice, Device, KernelError, Kernels, bf16,
-    choose::{ScaledBy, WeightFormat},
-    device::Properties,
+    choose::ScaledBy,
     int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
     launch::GATE_UP_GROUP,
     linear::Operand,
@@ -20,11 +19,11 @@ use stoker_kernels::{
 };
 
 use self::order::{Order, dequantised, in_order, row_places, runs};
-use super::shape::ModelShape;
+use super::shape::{LayerShape, ModelShape};
 use crate::{
     each::each,
     model::{
-        BoundWeights, Int4Groups, ModelSpec, QuantisedWeight, Scheme, StoredMatrix,
+        BoundWeights, Int4Groups, ModelSpec, QuantisedWeight, StoredMatrix,
         spec::{
             AttentionLayer, FeedForwardLayer, LayerSpec, LinearSpec, NormSpec, Rank, WeightRole, WeightSlice,
             WeightSpec,
@@ -156,13 +155,13 @@ struct Slot<'a> {
     parts: Vec<&'a WeightSpec>,
     /// Whose share of them.
     rank: Rank,
-    /// Whether it is what a layer multiplies with.
-    is_projection: bool,
+    /// How it lies there; only what a layer multiplies with is not bf16.
+    format: WeightFormat,
 }
 
 impl Slot<'_> {
-    fn of_layer(self) -> Self {
-        Self { is_projection: true, ..self }
+    fn stored_as(self, format: WeightFormat) -> Self {
+        Self { format, ..self }
     }
 
     /// Inputs of its weights.
@@ -182,13 +181,16 @@ impl Slot<'_> {
 /// What `buffer` gives for each slot of a model, asked in one order.
 fn assemble<'a, T, E>(
     spec: &'a ModelSpec,
-    rank: Rank,
+    shape: &ModelShape,
     mut buffer: impl FnMut(Slot<'a>) -> Result<T, E>,
 ) -> Result<Weights<T, T>, E> {
-    let mut buffer = |slot: Slot<'a>| buffer(Slot { rank, ..slot });
+    let mut buffer = |slot: Slot<'a>| buffer(Slot { rank: shape.rank, ..slot });
+    let embed = buffer(one(&spec.embedding.weight))?;
+    let layer = |(layer, shape): (&'a LayerSpec, &LayerShape)| assemble_layer(layer, shape.formats, &mut buffer);
+    let layers = spec.layers.iter().zip(&shape.layers).map(layer).collect::<Result<_, E>>()?;
     Ok(Weights {
-        embed: buffer(one(&spec.embedding.weight))?,
-        layers: spec.layers.iter().map(|layer| assemble_layer(layer, &mut buffer)).collect::<Result<_, E>>()?,
+        embed,
+        layers,
         norm: buffer(one(&spec.norm.weight))?,
         lm_head: spec.head.weight.as_ref().map(|head| buffer(one(head))).transpose()?,
     })
@@ -196,25 +198,26 @@ fn assemble<'a, T, E>(
 
 fn assemble_layer<'a, T, E>(
     spec: &'a LayerSpec,
+    formats: LayerFormats,
     buffer: &mut impl FnMut(Slot<'a>) -> Result<T, E>,
 ) -> Result<Layer<T, T>, E> {
     let AttentionLayer { before, q, k, v, qk_norm, o, after, .. } = &spec.attention;
     let FeedForwardLayer { before: before_feed, gate, up, down, after: after_feed, .. } = &spec.feed_forward;
     Ok(Layer {
         before_attention: maybe(norm(before), buffer)?,
-        qkv: buffer(behind([q, k, v].map(|linear: &LinearSpec| &linear.weight)).of_layer())?,
+        qkv: buffer(behind([q, k, v].map(|linear: &LinearSpec| &linear.weight)).stored_as(formats.qkv))?,
         qkv_bias: maybe(biases([q, k, v]).map(behind), buffer)?,
         qk_norm: match qk_norm {
             Some(norms) => Some((buffer(one(&norms.q.weight))?, buffer(one(&norms.k.weight))?)),
             None => None,
         },
-        o: buffer(one(&o.weight).of_layer())?,
+        o: buffer(one(&o.weight).stored_as(formats.o))?,
         o_bias: maybe(biases([o]).map(behind), buffer)?,
         after_attention: maybe(norm(after), buffer)?,
         before_feed_forward: maybe(norm(before_feed), buffer)?,
-        gate_up: buffer(in_turn([&gate.weight, &up.weight]).of_layer())?,
+        gate_up: buffer(in_turn([&gate.weight, &up.weight]).stored_as(formats.gate_up))?,
         gate_up_bias: maybe(biases([gate, up]).map(in_turn), buffer)?,
-        down: buffer(one(&down.weight).of_layer())?,
+        down: buffer(one(&down.weight).stored_as(formats.down))?,
         down_bias: maybe(biases([down]).map(behind), buffer)?,
         after_feed_forward: maybe(norm(after_feed), buffer)?,
     })
@@ -231,11 +234,11 @@ fn biases<const N: usize>(linears: [&LinearSpec; N]) -> Option<Vec<&WeightSpec>>
 }
 
 fn in_turn<'a>(parts: impl Into<Vec<&'a WeightSpec>>) -> Slot<'a> {
-    Slot { order: Order::InTurn(GATE_UP_GROUP), parts: parts.into(), rank: Rank::ALONE, is_projection: false }
+    Slot { order: Order::InTurn(GATE_UP_GROUP), parts: parts.into(), rank: Rank::ALONE, format: WeightFormat::Bf16 }
 }
 
 fn behind<'a>(parts: impl Into<Vec<&'a WeightSpec>>) -> Slot<'a> {
-    Slot { order: Order::Behind, parts: parts.into(), rank: Rank::ALONE, is_projection: false }
+    Slot { order: Order::Behind, parts: parts.into(), rank: Rank::ALONE, format: WeightFormat::Bf16 }
 }
 
 fn one(weight: &WeightSpec) -> Slot<'_> {
@@ -269,31 +272,42 @@ pub(super) fn load(
     weights: &BoundWeights,
     progress: &(dyn Fn(f32) + Sync),
 ) -> Result<Weights, KernelError> {
-    let mut slots = Vec::new();
-    let Ok(_) = assemble(spec, shape.rank, |slot| -> Result<(), Infallible> {
-        slots.push(slot);
-        Ok(())
-    });
+    let slots = slots(spec, shape);
     let stored = |slot: &Slot<'_>| slot.parts.iter().map(|part| weights.matrix(part)).collect::<Vec<_>>();
     let stored = each(&slots, stored);
     let found: Vec<_> = slots.iter().zip(&stored).collect();
-    let ways = each(&found, |(slot, parts)| way(slot, parts, shape.projections));
+    let ways = each(&found, |(slot, parts)| way(slot, parts));
     let comings: Vec<_> =
         slots.iter().zip(&stored).zip(&ways).map(|((slot, parts), way)| Coming { slot, parts, way }).collect();
     let n_values: usize = slots.iter().map(Slot::len).sum();
     let mut buffers = Vec::with_capacity(slots.len());
     let mut n_done = 0;
-    for together in batches(&comings, |coming| coming.staged_values(shape), STAGED_VALUES_MAX) {
+    for together in batches(&comings, Coming::staged_values, STAGED_VALUES_MAX) {
         let done = |n: usize| n as f32 / n_values as f32;
         let n_now: usize = together.iter().map(|coming| coming.slot.len()).sum();
         let report = |share: f32| progress(done(n_done) + share * done(n_now));
-        buffers.extend(brought(kernels, shape, together, &report)?);
+        buffers.extend(brought(kernels, together, &report)?);
         n_done += n_now;
     }
-    let mut buffers = buffers.into_iter();
-    let Ok(loaded) =
-        assemble(spec, shape.rank, |_| Ok::<_, Infallible>(buffers.next().expect("there is a buffer for every slot")));
-    Ok(loaded.with_plain())
+    Ok(in_place(spec, shape, buffers).with_plain())
+}
+
+/// All slots of a model, in the order in which they are asked for.
+fn slots<'a>(spec: &'a ModelSpec, shape: &ModelShape) -> Vec<Slot<'a>> {
+    let mut slots = Vec::new();
+    let Ok(_) = assemble(spec, shape, |slot| -> Result<(), Infallible> {
+        slots.push(slot);
+        Ok(())
+    });
+    slots
+}
+
+/// What was made of each slot, where it belongs.
+fn in_place<T>(spec: &ModelSpec, shape: &ModelShape, made: Vec<T>) -> Weights<T, T> {
+    let mut made = made.into_iter();
+    let Ok(weights) =
+        assemble(spec, shape, |_| Ok::<_, Infallible>(made.next().expect("something was made of every slot")));
+    weights
 }
 
 /// A slot, what is stored of it, and how it comes.
@@ -305,17 +319,16 @@ struct Coming<'a> {
 
 impl Coming<'_> {
     /// It comes as bf16 and stays as e4m3.
-    fn is_quantised_on_arrival(&self, shape: &ModelShape) -> bool {
-        let is_bf16 = matches!(self.way, Way::Stored | Way::Dequantised);
-        self.slot.is_projection && shape.projections == WeightFormat::E4m3 && is_bf16
+    fn is_quantised_on_arrival(&self) -> bool {
+        self.slot.format == WeightFormat::E4m3 && matches!(self.way, Way::Stored | Way::Dequantised)
     }
 
     /// Numbers that lie on the device while it comes, and not afterwards.
-    fn staged_values(&self, shape: &ModelShape) -> usize {
-        if self.is_quantised_on_arrival(shape) { self.slot.len() } else { 0 }
+    fn staged_values(&self) -> usize {
+        if self.is_quantised_on_arrival() { self.slot.len() } else { 0 }
     }
 
-    fn buffer(&self, device: &Device, shape: &ModelShape) -> Result<Projection, KernelError> {
+    fn buffer(&self, device: &Device) -> Result<Projection, KernelError> {
         let len = self.slot.len();
         Ok(match self.way {
             Way::FourBits(groups) => Projection::Int4(Int4Matrix::awaited(device, groups.layout)?),
@@ -325,7 +338,7 @@ impl Coming<'_> {
             }
             Way::Dequantised => Projection::Bf16(device.holding(&dequantised(self.slot.order, self.parts))?),
             // Of the pool, which has it for the next one as soon as it is freed.
-            Way::Stored if self.is_quantised_on_arrival(shape) => Projection::Bf16(device.unset(len)?),
+            Way::Stored if self.is_quantised_on_arrival() => Projection::Bf16(device.unset(len)?),
             Way::Stored => Projection::Bf16(device.own_unset(len)?),
         })
     }
@@ -334,7 +347,6 @@ impl Coming<'_> {
 /// The buffers of some slots with what is stored of them.
 fn brought(
     kernels: &Kernels,
-    shape: &ModelShape,
     comings: &[Coming<'_>],
     progress: &(dyn Fn(f32) + Sync),
 ) -> Result<Vec<Projection>, KernelError> {
@@ -343,7 +355,7 @@ fn brought(
     let mut made = 0.0;
     let mut buffers = Vec::with_capacity(comings.len());
     for coming in comings {
-        buffers.push(coming.buffer(kernels.device(), shape)?);
+        buffers.push(coming.buffer(kernels.device())?);
         if is_made(coming) {
             made += coming.slot.len() as f32 / n_values as f32;
             progress(made);
@@ -352,7 +364,7 @@ fn brought(
     let uploads = buffers.iter_mut().zip(comings).flat_map(|(buffer, coming)| uploads_of(buffer, coming));
     upload(kernels, uploads.collect(), &|share| progress(made + share * (1.0 - made)))?;
     let stays = |(buffer, coming): (Projection, &Coming<'_>)| match buffer {
-        Projection::Bf16(matrix) if coming.is_quantised_on_arrival(shape) => {
+        Projection::Bf16(matrix) if coming.is_quantised_on_arrival() => {
             Projection::quantised(kernels, matrix, coming.slot.width())
         }
         buffer => Ok(buffer),
@@ -397,19 +409,19 @@ fn uploads_of<'a>(buffer: &'a mut Projection, coming: &Coming<'a>) -> Vec<Upload
     vec![Upload::Numbers { target, parts: in_order(order, parts) }]
 }
 
-fn way<'a>(slot: &Slot<'_>, parts: &'a [StoredMatrix], projections: WeightFormat) -> Way<'a> {
+fn way<'a>(slot: &Slot<'_>, parts: &'a [StoredMatrix]) -> Way<'a> {
     let quantised: Vec<&QuantisedWeight> = parts.iter().filter_map(StoredMatrix::quantised).collect();
     if quantised.is_empty() {
         return Way::Stored;
     }
-    if slot.is_projection && projections == WeightFormat::Int4 {
-        let layout = stored_int4_layout(parts).expect("all projections were asked before the shape was said");
-        return Way::FourBits(PlacedGroups::new(slot.order, parts, layout));
-    }
-    let codes = match projections {
-        WeightFormat::E4m3 if slot.is_projection => row_scales(slot.order, parts, &quantised),
-        WeightFormat::E4m3Blocks if slot.is_projection => block_scales_of(slot.order, parts, &quantised),
-        WeightFormat::Bf16 | WeightFormat::E4m3 | WeightFormat::E4m3Blocks | WeightFormat::Int4 => None,
+    let codes = match slot.format {
+        WeightFormat::Bf16 => None,
+        WeightFormat::E4m3 => row_scales(slot.order, parts, &quantised),
+        WeightFormat::E4m3Blocks => block_scales_of(slot.order, parts, &quantised),
+        WeightFormat::Int4(_) => {
+            let layout = stored_int4_layout(parts).expect("every slot was asked before the shape was said");
+            Some(Way::FourBits(PlacedGroups::new(slot.order, parts, layout)))
+        }
     };
     codes.unwrap_or(Way::Dequantised)
 }
@@ -431,66 +443,30 @@ fn block_scales_of<'a>(order: Order, parts: &'a [StoredMatrix], weights: &[&Quan
     Some(Way::Codes(scales.concat(), ScaledBy::Blocks))
 }
 
-/// The shape with projections in four bits, where they are by its description and the chip multiplies them so.
-pub(super) fn as_described(shape: ModelShape, spec: &ModelSpec, properties: Properties) -> ModelShape {
-    let is_taken = shape.sizes().may_have_four_bits(properties.capability);
-    let layouts: Option<Vec<_>> = projections(spec, shape.rank).iter().map(described_int4_layout).collect();
-    match layouts.filter(|_| is_taken) {
-        Some(layouts) => shape.in_four_bits(&layouts),
-        None => shape,
-    }
-}
-
-/// The same by what is stored. Projections that are of four bits and not kept so are made bf16, and that is said.
-pub(super) fn as_stored(
-    shape: ModelShape,
-    spec: &ModelSpec,
-    weights: &BoundWeights,
-    properties: Properties,
-) -> ModelShape {
-    let is_int4 = |part: &&WeightSpec| part.scheme.as_ref().is_some_and(Scheme::is_int4);
-    let has_int4 = projections(spec, shape.rank).iter().flat_map(|slot| &slot.parts).any(is_int4);
-    if !has_int4 || !shape.sizes().may_have_four_bits(properties.capability) {
-        return shape;
-    }
-    let layouts =
-        match described_int4_bytes(spec, shape.rank) {
-            Some(_) => int4_layouts(spec, shape.rank, weights),
-            None => Err("some projections are left alone, have inputs in any order or groups that 32 does not divide"
-                .to_owned()),
-        };
-    match layouts {
-        Ok(layouts) => shape.in_four_bits(&layouts),
-        Err(reason) => {
-            tracing::warn!(reason, "weights of four bits are made bf16");
-            shape
+/// The shape by what is stored: in bf16 what is of four bits by its description and cannot be kept so, and that is said.
+pub(super) fn as_stored(shape: ModelShape, spec: &ModelSpec, weights: &BoundWeights) -> ModelShape {
+    let format = |slot: &Slot<'_>| {
+        if !slot.format.is_int4() {
+            return slot.format;
         }
-    }
-}
-
-/// How what layers multiply with lies in four bits, one buffer behind the other; or why it does not.
-fn int4_layouts(spec: &ModelSpec, rank: Rank, weights: &BoundWeights) -> Result<Vec<Int4Layout>, String> {
-    let layout = |slot: &Slot<'_>| {
         let parts: Vec<_> = slot.parts.iter().map(|part| weights.matrix(part)).collect();
-        stored_int4_layout(&parts)
+        match stored_int4_layout(&parts) {
+            Ok(layout) => WeightFormat::Int4(layout.group),
+            Err(reason) => {
+                tracing::warn!(reason, of = slot.parts[0].name, "weights of four bits are made bf16");
+                WeightFormat::Bf16
+            }
+        }
     };
-    each(&projections(spec, rank), layout).into_iter().collect()
+    let found = in_place(spec, &shape, each(&slots(spec, &shape), format));
+    let of_layer = |Layer { qkv, o, gate_up, down, .. }: Layer<_, WeightFormat>| LayerFormats { qkv, o, gate_up, down };
+    shape.stored_as(found.layers.into_iter().map(of_layer).collect())
 }
 
-fn projections(spec: &ModelSpec, rank: Rank) -> Vec<Slot<'_>> {
-    let mut slots = Vec::new();
-    let Ok(_) = assemble(spec, rank, |slot| -> Result<(), Infallible> {
-        slots.extend(slot.is_projection.then_some(slot));
-        Ok(())
-    });
-    slots
-}
-
-fn described_int4_layout(slot: &Slot<'_>) -> Option<Int4Layout> {
-    let k = slot.width();
-    let groups: Option<Vec<GroupSize>> = slot.parts.iter().map(|part| part.scheme.as_ref()?.int4_group(k)).collect();
-    let n = slot.shares().map(|share| share.rows.len()).sum();
-    Some(Int4Layout { n, k, group: GroupSize::smallest(&groups?), scales: ScaleFormat::F16 })
+/// Weights that are quantised and lie in bf16.
+pub(super) fn widened<'a>(spec: &'a ModelSpec, shape: &ModelShape) -> Vec<&'a WeightSpec> {
+    let of_bf16 = slots(spec, shape).into_iter().filter(|slot| slot.format == WeightFormat::Bf16);
+    of_bf16.flat_map(|slot| slot.parts).filter(|weight| weight.scheme.is_some()).collect()
 }
 
 /// Of a slot whose weights are all of four bits; the groups of one may be those of another in pieces.
@@ -558,23 +534,24 @@ pub(super) fn random(
     let largest = spec.weights().map(|weight| weight.n_values() as usize).max().unwrap_or_default();
     let piece = noise::piece(device, &mut Noise(seed), largest, RANDOM_SCALE)?;
     let mut noise = Noise(seed);
-    let weights = assemble(spec, shape.rank, |slot| match slot.parts[0].role {
-        WeightRole::Projection if slot.is_projection && shape.projections == WeightFormat::Int4 => {
-            let layout = described_int4_layout(&slot).expect("the shape was said by the description");
-            Int4Matrix::random(device, layout, &mut noise, RANDOM_SCALE).map(Projection::Int4)
-        }
-        // Matrix by matrix: all of them in bf16 may be more than the GPU has.
-        WeightRole::Projection if slot.is_projection && shape.projections == WeightFormat::E4m3 => {
-            let matrix = noise::repeated(device, &piece, slot.len())?;
-            Projection::quantised(kernels, matrix, slot.width())
-        }
-        WeightRole::Projection if slot.is_projection && shape.projections == WeightFormat::E4m3Blocks => {
-            let matrix = noise::repeated(device, &piece, slot.len())?;
-            Projection::in_random_blocks(kernels, &mut noise, matrix, slot.width())
-        }
-        WeightRole::Embedding | WeightRole::Projection => {
-            noise::repeated(device, &piece, slot.len()).map(Projection::Bf16)
-        }
+    let weights = assemble(spec, shape, |slot| match slot.parts[0].role {
+        WeightRole::Embedding | WeightRole::Projection => match slot.format {
+            WeightFormat::Bf16 => noise::repeated(device, &piece, slot.len()).map(Projection::Bf16),
+            // Matrix by matrix: all of them in bf16 may be more than the GPU has.
+            WeightFormat::E4m3 => {
+                let matrix = noise::repeated(device, &piece, slot.len())?;
+                Projection::quantised(kernels, matrix, slot.width())
+            }
+            WeightFormat::E4m3Blocks => {
+                let matrix = noise::repeated(device, &piece, slot.len())?;
+                Projection::in_random_blocks(kernels, &mut noise, matrix, slot.width())
+            }
+            WeightFormat::Int4(group) => {
+                let (n, k) = (slot.len() / slot.width(), slot.width());
+                let layout = Int4Layout { n, k, group, scales: ScaleFormat::F16 };
+                Int4Matrix::random(device, layout, &mut noise, RANDOM_SCALE).map(Projection::Int4)
+            }
+        },
         WeightRole::Norm => device.holding(&vec![bf16::ONE; slot.len()]).map(Projection::Bf16),
         WeightRole::Bias => device.zeros(slot.len()).map(Projection::Bf16),
     })?;

@@ -1,19 +1,14 @@
 //! Programs of families, formats and shares of ranks, in a word an operation.
 
 use serde_json::{Value, json};
-use stoker_fit::gpu::{Capacity, SplitPolicy, StepBounds, prefill_split};
+use stoker_fit::gpu::{Capacity, GroupSize, SplitPolicy, StepBounds, WeightFormat, prefill_split};
 use stoker_kernels::{choose::Numerics, device::Properties};
 
 use super::*;
 use crate::{
     config::Quantization,
-    exec::cuda::weights,
     model::{CheckpointFormat, ModelConfig, ModelSpec, spec::Rank},
 };
-
-fn shape(architecture: &str, changes: Value) -> ModelShape {
-    ModelShape::of(&spec(architecture, changes), Rank::ALONE).unwrap()
-}
 
 fn spec(architecture: &str, changes: Value) -> ModelSpec {
     let mut config = json!({"architectures": [architecture], "hidden_size": 4096, "intermediate_size": 14336,
@@ -27,9 +22,21 @@ fn spec(architecture: &str, changes: Value) -> ModelSpec {
 }
 
 fn programs(architecture: &str, changes: Value, numerics: Numerics) -> Programs {
-    let shape = shape(architecture, changes);
+    resolved((architecture, changes), numerics, Rank::ALONE, None).0
+}
+
+/// Of a share of a model on an H200.
+fn resolved(
+    (architecture, changes): (&str, Value),
+    numerics: Numerics,
+    rank: Rank,
+    quantization: Option<Quantization>,
+) -> (Programs, ModelShape) {
     let chip = Chip::of_table("NVIDIA H200", numerics).unwrap();
-    Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 })
+    let spec = spec(architecture, changes);
+    let shape = ModelShape::of(&spec, rank).unwrap();
+    let shape = shape.stored_as_described(&spec, chip.properties(), quantization).unwrap();
+    (Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 }), shape)
 }
 
 /// A word an operation.
@@ -139,13 +146,7 @@ fn shared_by(
     changes: Value,
     quantization: Option<Quantization>,
 ) -> (Programs, ModelShape) {
-    let chip = Chip::of_table("NVIDIA H200", Numerics::Fastest).unwrap();
-    let shape = ModelShape::of(&spec(architecture, changes), Rank { idx: 1, of: n_ranks }).unwrap();
-    let shape = match quantization {
-        Some(quantization) => shape.quantised(quantization, chip.properties()).unwrap(),
-        None => shape,
-    };
-    (Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 }), shape)
+    resolved((architecture, changes), Numerics::Fastest, Rank { idx: 1, of: n_ranks }, quantization)
 }
 
 #[test]
@@ -202,10 +203,7 @@ fn what_ranks_gave_is_a_row_of_its_own_where_a_bias_or_a_norm_is_between_it_and_
 }
 
 fn quantised(architecture: &str, changes: Value, numerics: Numerics) -> Programs {
-    let shape = shape(architecture, changes);
-    let chip = Chip::of_table("NVIDIA H200", numerics).unwrap();
-    let shape = shape.quantised(Quantization::Fp8, chip.properties()).unwrap();
-    Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 })
+    resolved((architecture, changes), numerics, Rank::ALONE, Some(Quantization::Fp8)).0
 }
 
 #[test]
@@ -248,10 +246,7 @@ fn four_bits(numerics: Numerics, architecture: &str, changes: Value) -> (Program
 
 fn four_bits_as(config: &str, numerics: Numerics, architecture: &str, mut changes: Value) -> (Programs, ModelShape) {
     changes["quantization_config"] = serde_json::from_str(config).unwrap();
-    let chip = Chip::of_table("NVIDIA H200", numerics).unwrap();
-    let spec = spec(architecture, changes);
-    let shape = weights::as_described(ModelShape::of(&spec, Rank::ALONE).unwrap(), &spec, chip.properties());
-    (Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 }), shape)
+    resolved((architecture, changes), numerics, Rank::ALONE, None)
 }
 
 #[test]
@@ -272,14 +267,13 @@ fn weights_of_four_bits_are_multiplied_with_norms_and_additions_inside_where_row
     assert_eq!(brief(&invariant.body(1).ops), brief(&invariant.body(4096).ops));
     // Of two layers, half a byte a weight and four bytes a group of 128.
     let values = 6144 * 4096 + 4096 * 4096 + 28672 * 4096 + 4096 * 14336;
-    assert_eq!(shape.int4_bytes, 2 * (values / 2 + values / 128 * 4));
-    assert_eq!(shape.sizes().weights_bytes(2 * values + 10), 20 + shape.int4_bytes);
+    assert_eq!(shape.sizes().weights_bytes(2 * values + 10), 20 + 2 * (values / 2 + values / 128 * 4));
 }
 
 #[test]
 fn weights_of_four_bits_in_groups_of_128_are_beside_rows_of_e4m3_where_rows_are_some() {
     let (llama, shape) = four_bits(Numerics::Fastest, "LlamaForCausalLM", json!({}));
-    assert!(shape.has_wide_groups);
+    assert_eq!(shape.sizes().formats(), [WeightFormat::Int4(GroupSize::G128)].into());
     for n in [24, 32, 64, 128, 256] {
         check(
             &llama,
@@ -295,7 +289,7 @@ fn weights_of_four_bits_in_groups_of_128_are_beside_rows_of_e4m3_where_rows_are_
     let plain = "embed norm Qkv:Bf16 rope attend O:Bf16 add+norm GateUp:Gated Down:Bf16 add+norm Qkv:Bf16 rope";
     let narrow = AWQ.replace("128", "32");
     let (narrow, shape) = four_bits_as(&narrow, Numerics::Fastest, "LlamaForCausalLM", json!({}));
-    assert!(!shape.has_wide_groups);
+    assert_eq!(shape.sizes().formats(), [WeightFormat::Int4(GroupSize::G32)].into());
     assert_eq!([64, 128].map(|n| brief(&narrow.body(n).ops)), [plain, plain]);
     // Depths that are no whole groups.
     let odd = json!({"intermediate_size": 14_352});
@@ -331,6 +325,48 @@ fn weights_of_four_bits_in_other_groups_are_widened_for_many_rows_the_more_where
     assert!(body.contains("widen-GateUp") && !body.contains("widen-Down"), "{body}");
 }
 
+/// What many checkpoints leave alone is multiplied in bf16, and what is beside it keeps what it has.
+#[test]
+fn each_projection_is_multiplied_in_its_own_format() {
+    let mut awq: Value = serde_json::from_str(AWQ).unwrap();
+    awq["modules_to_not_convert"] = json!(["model.layers.0.", "down_proj"]);
+    let (llama, _) = four_bits_as(&awq.to_string(), Numerics::Fastest, "LlamaForCausalLM", json!({}));
+    check(
+        &llama,
+        64,
+        "embed norm Qkv:Bf16 rope attend O:Bf16 add+norm GateUp:Gated Down:Bf16 add+norm-quantised-beside-codes Qkv:Bf16 rope",
+        "attend quantise-Attended-beside-codes O:Bf16 add+norm-quantised-beside-codes GateUp:Gated Down:Bf16 add+norm Head:F32 draw",
+    );
+    let operands = |n: usize| {
+        let (body, tail) = (llama.body(n), llama.tail(n, Sampled::Every));
+        let gemms = body.ops.iter().chain(tail.iter()).filter_map(Op::gemm);
+        gemms.map(|gemm| (gemm.matrix, gemm.desc.operands)).collect::<Vec<_>>()
+    };
+    let plain = [Matrix::Qkv, Matrix::O, Matrix::GateUp, Matrix::Down].map(|matrix| (matrix, Operands::Bf16));
+    let with = |operands| {
+        let second = [Matrix::Qkv, Matrix::O, Matrix::GateUp].map(|matrix| (matrix, operands));
+        let bf16 = [Matrix::Down, Matrix::Head].map(|matrix| (matrix, Operands::Bf16));
+        [&plain[..], &second, &bf16].concat()
+    };
+    assert_eq!(operands(1), with(Operands::Int4));
+    assert_eq!(operands(64), with(Operands::Int4BesideE4m3));
+    // Attention in e4m3, the feed-forward in four bits: what many prompts' rows become differs by what reads them.
+    let mixed = json!({"quant_method": "compressed-tensors", "format": "mixed-precision", "ignore": ["lm_head"], "config_groups": {
+        "group_0": {"targets": ["re:.*self_attn.*"], "format": "float-quantized",
+            "weights": {"num_bits": 8, "type": "float", "symmetric": true, "strategy": "channel"}},
+        "group_1": {"targets": ["re:.*mlp.*"], "format": "pack-quantized",
+            "weights": {"num_bits": 4, "type": "int", "symmetric": true, "strategy": "group", "group_size": 128}}}});
+    let (llama, _) = four_bits_as(&mixed.to_string(), Numerics::Fastest, "LlamaForCausalLM", json!({}));
+    check(
+        &llama,
+        64,
+        "embed norm-quantised Qkv:Bf16 rope attend quantise-Attended O:Bf16 add+norm-quantised-beside-codes GateUp:Gated \
+         quantise-Activated-beside-codes Down:Bf16 add+norm-quantised Qkv:Bf16 rope",
+        "attend quantise-Attended O:Bf16 add+norm-quantised-beside-codes GateUp:Gated quantise-Activated-beside-codes Down:Bf16 \
+         add+norm Head:F32 draw",
+    );
+}
+
 #[test]
 fn what_is_widened_or_beside_codes_has_room_for_the_largest_projection_where_steps_have_so_many_rows() {
     let (_, shape) = four_bits(Numerics::Fastest, "LlamaForCausalLM", json!({}));
@@ -358,7 +394,9 @@ fn what_is_widened_or_beside_codes_has_room_for_the_largest_projection_where_ste
 fn a_chip_or_a_width_that_e4m3_is_not_for_is_refused_with_what_would_run() {
     let of = |capability, changes| {
         let h200 = Chip::of_table("NVIDIA H200", Numerics::Fastest).unwrap().properties();
-        shape("LlamaForCausalLM", changes).quantised(Quantization::Fp8, Properties { capability, ..h200 }).unwrap_err()
+        let spec = spec("LlamaForCausalLM", changes);
+        let shape = ModelShape::of(&spec, Rank::ALONE).unwrap();
+        shape.stored_as_described(&spec, Properties { capability, ..h200 }, Some(Quantization::Fp8)).unwrap_err()
     };
     assert_eq!(
         of((8, 0), json!({})),
@@ -372,11 +410,11 @@ fn a_chip_or_a_width_that_e4m3_is_not_for_is_refused_with_what_would_run() {
 
 #[test]
 fn weights_in_e4m3_take_the_bytes_that_their_numbers_and_scales_have() {
-    let plain = shape("LlamaForCausalLM", json!({}));
-    let h200 = Chip::of_table("NVIDIA H200", Numerics::Fastest).unwrap().properties();
-    let n_params = 1_000_000_000;
-    let saved = plain.sizes().weights_bytes(n_params)
-        - plain.clone().quantised(Quantization::Fp8, h200).unwrap().sizes().weights_bytes(n_params);
+    let llama = |quantization| {
+        let of = ("LlamaForCausalLM", json!({}));
+        resolved(of, Numerics::Fastest, Rank::ALONE, quantization).1.sizes().weights_bytes(1_000_000_000)
+    };
+    let saved = llama(None) - llama(Some(Quantization::Fp8));
     // Of a layer: qkv 6144 x 4096, o 4096 x 4096, gate and up 28672 x 4096, down 4096 x 14336.
     let (values, rows) = (6144 * 4096 + 4096 * 4096 + 28672 * 4096 + 4096 * 14336, 6144 + 4096 + 28672 + 4096);
     assert_eq!(saved, 2 * (values - 4 * rows));
