@@ -1,5 +1,5 @@
-//! `kubectl stoker top`: every deployment in one table, as its replicas say at this moment; from the operator, which asks them all
-//! the time.
+//! `kubectl stoker top`: every deployment in one table, as its replicas and gateways say at this moment; from the operator, which asks
+//! them all the time.
 
 use std::{io::IsTerminal, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::{
 
 /// Columns that are no numbers.
 const N_WORDS: usize = 2;
-const N_COLUMNS: usize = 11;
+const N_COLUMNS: usize = 13;
 /// The operator asks as often.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
@@ -81,36 +81,57 @@ async fn fleet(args: &Top, cluster: &Cluster) -> Result<FleetLoad> {
 /// A line each.
 fn deployments(fleet: &FleetLoad, with_namespace: bool) -> String {
     let rows = fleet.deployments.iter().map(|deployment| {
-        let DeploymentLoad { namespace, name, replicas_wanted, replicas } = deployment;
+        let DeploymentLoad { namespace, name, replicas_wanted, in_line, replicas } = deployment;
         let name = if with_namespace { format!("{namespace}/{name}") } else { name.clone() };
         let serving = replicas.iter().filter(|replica| replica.state == EndpointState::Serving).count();
-        row([name, format!("{serving}/{replicas_wanted}")], replicas)
+        row([name, format!("{serving}/{replicas_wanted}"), or_dash(*in_line)], replicas)
     });
     let rows: Vec<_> = rows.collect();
     if rows.is_empty() {
         "no InferenceDeployment here\n".to_owned()
     } else {
-        table(head(["NAME", "READY"]), N_WORDS, &rows)
+        table(head(["NAME", "READY", "IN LINE"]), N_WORDS, &rows)
     }
 }
 
 /// A line for each replica.
 fn replicas(deployment: &DeploymentLoad) -> String {
     let of = |replica: &ReplicaLoad| {
-        row([replica.pod.clone(), replica.state.word().to_owned()], std::slice::from_ref(replica))
+        let circuit = replica.routed.as_ref().map(|routed| if routed.circuit_open { "open" } else { "closed" });
+        row([replica.pod.clone(), replica.state.word().to_owned(), or_dash(circuit)], std::slice::from_ref(replica))
     };
-    table(head(["POD", "STATE"]), N_WORDS, &deployment.replicas.iter().map(of).collect::<Vec<_>>())
+    table(head(["POD", "STATE", "CIRCUIT"]), N_WORDS, &deployment.replicas.iter().map(of).collect::<Vec<_>>())
 }
 
-fn head([name, state]: [&str; N_WORDS]) -> [&str; N_COLUMNS] {
-    [name, state, "RUNNING", "WAITING", "KV", "TOKENS/s", "TTFT p95", "ITL p95", "PREEMPTED", "GPUS", "GPU-HOURS"]
+fn head([name, state, at_gateways]: [&str; 3]) -> [&str; N_COLUMNS] {
+    [
+        name,
+        state,
+        at_gateways,
+        "ROUTED",
+        "RUNNING",
+        "WAITING",
+        "KV",
+        "TOKENS/s",
+        "TTFT p95",
+        "ITL p95",
+        "PREEMPTED",
+        "GPUS",
+        "GPU-HOURS",
+    ]
 }
 
-fn row([name, state]: [String; N_WORDS], replicas: &[ReplicaLoad]) -> [String; N_COLUMNS] {
+fn row([name, state, at_gateways]: [String; 3], replicas: &[ReplicaLoad]) -> [String; N_COLUMNS] {
+    let routed = replicas.iter().filter_map(|replica| Some(replica.routed.as_ref()?.requests)).reduce(|a, b| a + b);
     let [running, waiting, kv, tokens, ttft, itl, preempted] = loads(replicas);
     let gpus = replicas.iter().map(|replica| replica.gpus).sum::<u64>().to_string();
     let hours = replicas.iter().map(|replica| replica.gpu_seconds).sum::<u64>() as f64 / 3600.0;
-    [name, state, running, waiting, kv, tokens, ttft, itl, preempted, gpus, format!("{hours:.1}")]
+    let routed = or_dash(routed);
+    [name, state, at_gateways, routed, running, waiting, kv, tokens, ttft, itl, preempted, gpus, format!("{hours:.1}")]
+}
+
+fn or_dash(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
 /// Sums, shares and the worst of those that could be read; a dash where none could.
@@ -138,12 +159,14 @@ fn loads(replicas: &[ReplicaLoad]) -> [String; 7] {
 
 #[cfg(test)]
 mod tests {
+    use stoker_crds::endpoints::RoutedReplica;
+
     use super::*;
 
     fn replica(pod: &str, load: Option<LoadReport>) -> ReplicaLoad {
         let state = if load.is_some() { EndpointState::Serving } else { EndpointState::Starting };
         let tokens_per_second = load.as_ref().map(|load| f64::from(load.running) * 100.0);
-        ReplicaLoad { pod: pod.to_owned(), state, gpus: 2, gpu_seconds: 9000, tokens_per_second, load }
+        ReplicaLoad { pod: pod.to_owned(), state, gpus: 2, gpu_seconds: 9000, tokens_per_second, load, routed: None }
     }
 
     fn words(text: &str) -> Vec<Vec<&str>> {
@@ -161,12 +184,22 @@ mod tests {
         };
         let replicas =
             vec![replica("a", Some(load(3, 30, 0.2))), replica("b", Some(load(4, 60, 0.5))), replica("c", None)];
-        let chat = DeploymentLoad { namespace: "default".into(), name: "chat".into(), replicas_wanted: 3, replicas };
+        let routed = |of: ReplicaLoad, requests, circuit_open| {
+            let routed = Some(RoutedReplica { pod: of.pod.clone(), requests, circuit_open });
+            ReplicaLoad { routed, ..of }
+        };
+        let [a, b, c] = <[_; 3]>::try_from(replicas).unwrap();
+        let replicas = vec![routed(a, 3, false), routed(b, 5, true), c];
+        let (namespace, name) = ("default".into(), "chat".into());
+        let chat = DeploymentLoad { namespace, name, replicas_wanted: 3, in_line: Some(9), replicas };
+        let each = super::replicas(&chat);
+        assert_eq!(words(&each)[1][..4], ["a", "serving", "closed", "3"], "{each}");
+        assert_eq!(words(&each)[2][..4], ["b", "serving", "open", "5"], "{each}");
         let text = deployments(&FleetLoad { deployments: vec![chat] }, false);
         // Three hold two GPUs each, for two hours and a half.
         assert_eq!(
             words(&text)[1],
-            ["chat", "2/3", "7", "0", "45", "%", "700", "500", "ms", "-", "4", "6", "7.5"],
+            ["chat", "2/3", "9", "8", "7", "0", "45", "%", "700", "500", "ms", "-", "4", "6", "7.5"],
             "{text}"
         );
     }
@@ -175,7 +208,8 @@ mod tests {
     fn nothing_is_said_of_a_replica_that_says_nothing_but_what_it_holds() {
         let chat = DeploymentLoad { replicas: vec![replica("chat-a-0", None)], ..DeploymentLoad::default() };
         let text = replicas(&chat);
-        assert_eq!(words(&text)[1], ["chat-a-0", "starting", "-", "-", "-", "-", "-", "-", "-", "2", "2.5"], "{text}");
+        let dashes = ["-"; 9];
+        assert_eq!(words(&text)[1], [&["chat-a-0", "starting"], &dashes[..], &["2", "2.5"]].concat(), "{text}");
         assert_eq!(deployments(&FleetLoad::default(), true), "no InferenceDeployment here\n");
     }
 }

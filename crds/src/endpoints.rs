@@ -77,15 +77,15 @@ pub struct ReplicaEndpoint {
     pub load: Option<EndpointLoad>,
 }
 
-/// What waits in a gateway.
+/// What a gateway has.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Lines {
-    /// Deployments that requests wait for.
+    /// Deployments that it has something of.
     pub lines: Vec<Line>,
 }
 
-/// What waits for a deployment.
+/// What a gateway has of a deployment.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Line {
@@ -93,8 +93,23 @@ pub struct Line {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Requests.
+    /// Requests in line.
     pub waiting: u32,
+    /// Replicas where it has requests, or that do not answer it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replicas: Vec<RoutedReplica>,
+}
+
+/// A replica as a gateway sees it.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RoutedReplica {
+    /// Name of its pod.
+    pub pod: String,
+    /// Requests that were sent there and have not ended.
+    pub requests: u32,
+    /// It should serve and does not answer: nothing is sent there now.
+    pub circuit_open: bool,
 }
 
 /// What all replicas say at this moment.
@@ -115,6 +130,9 @@ pub struct DeploymentLoad {
     pub name: String,
     /// Replicas that it should have.
     pub replicas_wanted: u32,
+    /// Requests in line at gateways; `None` where no gateway says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_line: Option<u32>,
     /// Those that it has.
     pub replicas: Vec<ReplicaLoad>,
 }
@@ -138,6 +156,9 @@ pub struct ReplicaLoad {
     pub tokens_per_second: Option<f64>,
     /// Its whole report, if it can be believed now.
     pub load: Option<LoadReport>,
+    /// What all gateways have there, and whether one of them gets no answer; `None` where no gateway says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routed: Option<RoutedReplica>,
 }
 
 /// Whether a replica takes requests.

@@ -357,6 +357,7 @@ impl Gateway {
         self.turns.count(self, &self.metrics);
         self.metrics.replicas.reset();
         self.metrics.broken.reset();
+        self.metrics.circuit_open.reset();
         self.metrics.heard.reset();
         for deployment in fleet.deployments() {
             let host = deployment.host();
@@ -364,9 +365,11 @@ impl Gateway {
                 let count = deployment.count(state) as i64;
                 self.metrics.replicas.with_label_values(&[host.as_str(), state.word()]).set(count);
             }
-            let serving = deployment.members.iter().filter(|member| member.state == EndpointState::Serving);
-            let broken = serving.filter(|member| !member.is_healthy(now_ms)).count() as i64;
-            self.metrics.broken.with_label_values(&[&host]).set(broken);
+            let broken: Vec<_> = deployment.members.iter().filter(|member| member.is_broken(now_ms)).collect();
+            self.metrics.broken.with_label_values(&[&host]).set(broken.len() as i64);
+            for member in broken {
+                self.metrics.circuit_open.with_label_values(&[&host, &member.pod]).set(1);
+            }
             let heard = deployment.members.iter().filter(|member| lock(&self.index).is_heard(member.slot)).count();
             self.metrics.heard.with_label_values(&[&host]).set(heard as i64);
         }

@@ -70,6 +70,8 @@ pub struct Metrics {
     pub replicas: IntGaugeVec,
     /// Replicas that serve and do not answer, by deployment.
     pub broken: IntGaugeVec,
+    /// 1 for each of these, by deployment and pod.
+    pub circuit_open: IntGaugeVec,
     /// Replicas that say what they hold, by deployment.
     pub heard: IntGaugeVec,
     /// Other gateways that say what they have on replicas.
@@ -199,6 +201,11 @@ impl Metrics {
             shed: counters("shed_total", "Requests refused because of the line, by why", &["deployment", "reason"])?,
             replicas: gauges("replicas", "Replicas by state", &["deployment", "state"])?,
             broken: gauges("replicas_broken", "Replicas that serve and do not answer", &["deployment"])?,
+            circuit_open: gauges(
+                "circuit_open",
+                "1: this replica should serve and does not answer, so that nothing is sent there",
+                &["deployment", "pod"],
+            )?,
             heard: gauges("replicas_heard", "Replicas that say which prefixes they hold", &["deployment"])?,
             peers: gauge("peers", "Other gateways that say what they have on replicas")?,
             prefixes: gauges(

@@ -114,7 +114,7 @@ async fn readyz(State(gateway): State<Arc<Gateway>>) -> (StatusCode, &'static st
 
 /// What waits here, for the operator, which makes replicas by it.
 async fn lines(State(gateway): State<Arc<Gateway>>) -> Json<Lines> {
-    Json(gateway.turns.lines(&gateway.fleet()))
+    Json(gateway.turns.lines(&gateway.fleet(), gateway.now_ms()))
 }
 
 async fn metrics(State(gateway): State<Arc<Gateway>>) -> Result<String, (StatusCode, String)> {

@@ -103,13 +103,15 @@ impl Turns {
         self.lock().retain(|host, queue| queue.is_followed || fleet.of_host(host).is_some());
     }
 
-    /// What waits for whom.
-    pub fn lines(&self, fleet: &Fleet) -> Lines {
+    /// What waits for whom, and what was sent where.
+    pub fn lines(&self, fleet: &Fleet, now_ms: u64) -> Lines {
         let queues = self.lock();
         let line = |deployment: &Arc<Deployment>| {
             let waiting = queues.get(&deployment.host()).map_or(0, |queue| queue.line.len());
+            let waiting = u32::try_from(waiting).unwrap_or(u32::MAX);
+            let replicas: Vec<_> = deployment.members.iter().filter_map(|member| member.routed(now_ms)).collect();
             let (namespace, name) = (deployment.namespace.clone(), deployment.name.clone());
-            (waiting > 0).then(|| Line { namespace, name, waiting: u32::try_from(waiting).unwrap_or(u32::MAX) })
+            (waiting > 0 || !replicas.is_empty()).then_some(Line { namespace, name, waiting, replicas })
         };
         Lines { lines: fleet.deployments().iter().filter_map(line).collect() }
     }

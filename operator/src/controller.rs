@@ -140,7 +140,8 @@ pub async fn run(
     let readings = Readings::by(clock);
     let (deployments, pods) = (watches.deployments.clone(), watches.caches.pods.clone());
     // It is set once a process.
-    _ = shared.fleet.set(Fleet { deployments, pods, readings: readings.clone() });
+    let waiting = Waiting::default();
+    _ = shared.fleet.set(Fleet { deployments, pods, readings: readings.clone(), waiting: waiting.clone() });
     shared.metrics.watch(watches.deployments.clone())?;
     let (changed, changes) = mpsc::channel(CHANGES_WAITING);
     let (findings, keyring) = (Findings::default(), signing.1.clone());
@@ -152,7 +153,7 @@ pub async fn run(
         readings: &readings,
         findings: &findings,
         agents: AgentClient::default(),
-        waiting: Waiting::default(),
+        waiting,
         changed,
     };
     let mut parts = parts.begin(signing);

@@ -1,18 +1,19 @@
 //! What all replicas say at this moment, and the GPUs that they hold: for people who look. Talks to nobody.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{ResourceExt, runtime::reflector::Store};
 use stoker_crds::{
     InferenceDeployment,
-    endpoints::{DeploymentLoad, FleetLoad, ReplicaLoad},
+    endpoints::{DeploymentLoad, FleetLoad, Line, ReplicaLoad, RoutedReplica},
 };
 use stoker_replica::Stage;
 
 use crate::{
     endpoints::state,
+    lines::Waiting,
     observe::{by_owner, observe_replica},
     readings::Readings,
     validate::replicas_wanted,
@@ -27,6 +28,8 @@ pub struct Fleet {
     pub pods: Store<Pod>,
     /// What agents said.
     pub readings: Readings,
+    /// What gateways said.
+    pub waiting: Waiting,
 }
 
 impl Fleet {
@@ -47,11 +50,18 @@ impl Fleet {
     ) -> DeploymentLoad {
         let own = pods.get(&deployment.uid().unwrap_or_default()).map(Vec::as_slice).unwrap_or_default();
         let resource = deployment.spec.gpu_name().counted_as();
-        let mut replicas: Vec<_> = own.iter().map(|pod| self.replica(pod, &resource, now)).collect();
+        let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
+        let routed = self.waiting.routed(&namespace, &name, Instant::now());
+        let replica = |pod: &Arc<Pod>| {
+            let replica = self.replica(pod, &resource, now);
+            ReplicaLoad { routed: routed.as_ref().map(|line| routed_to(line, &replica.pod)), ..replica }
+        };
+        let mut replicas: Vec<_> = own.iter().map(replica).collect();
         replicas.sort_by(|a, b| a.pod.cmp(&b.pod));
         DeploymentLoad {
-            namespace: deployment.namespace().unwrap_or_default(),
-            name: deployment.name_any(),
+            namespace,
+            name,
+            in_line: routed.as_ref().map(|line| line.waiting),
             replicas_wanted: replicas_wanted(deployment),
             replicas,
         }
@@ -68,8 +78,15 @@ impl Fleet {
             gpu_seconds: gpus * held.unwrap_or_default(),
             tokens_per_second: replica.reading.report().and_then(|_| replica.reading.tokens_per_second()),
             load: replica.reading.report().cloned(),
+            routed: None,
         }
     }
+}
+
+/// What gateways have on a pod; they say nothing of one where they have nothing.
+fn routed_to(line: &Line, pod: &str) -> RoutedReplica {
+    let nothing = || RoutedReplica { pod: pod.to_owned(), ..RoutedReplica::default() };
+    line.replicas.iter().find(|replica| replica.pod == pod).cloned().unwrap_or_else(nothing)
 }
 
 /// Since when a pod holds what it asks for; `None` while it holds nothing: without a node, or after its end.
@@ -101,7 +118,8 @@ mod tests {
         let now = "2026-01-31T12:30:00Z".parse().unwrap();
         let writer = kube::runtime::reflector::store::Writer::<InferenceDeployment>::default();
         let pods = kube::runtime::reflector::store::Writer::<Pod>::default();
-        let fleet = Fleet { deployments: writer.as_reader(), pods: pods.as_reader(), readings: Readings::default() };
+        let (deployments, pods) = (writer.as_reader(), pods.as_reader());
+        let fleet = Fleet { deployments, pods, readings: Readings::default(), waiting: Waiting::default() };
         let ReplicaLoad { gpus, gpu_seconds, load, tokens_per_second, .. } =
             fleet.replica(&pod(status), "nvidia.com/gpu", now);
         assert!(load.is_none() && tokens_per_second.is_none(), "it said nothing");

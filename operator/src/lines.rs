@@ -1,5 +1,5 @@
-//! What waits in gateways' lines: requests that no replica has room for, or that there is no replica for. Agents know nothing of them,
-//! so that whoever reckons replicas by agents alone would find them busy and not see how much more is asked.
+//! What gateways have: requests in line, that no replica has room for or that there is no replica for, and what they sent to whom. Agents
+//! know nothing of the first, so that whoever reckons replicas by agents alone would find them busy and not see how much more is asked.
 //!
 //! The operator asks the gateways that it leads Services to, at the addresses that Kubernetes has for them: what anybody could send
 //! here would be anybody's say in how many replicas there are. Decides nothing.
@@ -41,11 +41,17 @@ struct Said {
     lines: Vec<Line>,
 }
 
+impl Said {
+    fn is_believed(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.at) < BELIEVED_FOR
+    }
+}
+
 impl Waiting {
     /// What waits for a deployment at all gateways.
     pub fn of(&self, namespace: &str, name: &str, now: Instant) -> Held {
         let heard = self.lock();
-        let believed = |said: &&Said| now.saturating_duration_since(said.at) < BELIEVED_FOR;
+        let believed = |said: &&Said| said.is_believed(now);
         let lines = heard.said.values().filter(believed).flat_map(|said| &said.lines);
         let of_it = lines.filter(|line| line.namespace == namespace && line.name == name);
         let requests = of_it.fold(0, |sum: u32, line| sum.saturating_add(line.waiting));
@@ -58,6 +64,28 @@ impl Waiting {
             }
         };
         Held { requests, by }
+    }
+
+    /// What all gateways have of a deployment, added up; `None` where none says anything.
+    pub fn routed(&self, namespace: &str, name: &str, now: Instant) -> Option<Line> {
+        let heard = self.lock();
+        let mut said = heard.said.values().filter(|said| said.is_believed(now)).peekable();
+        said.peek()?;
+        let mut sum = Line { namespace: namespace.to_owned(), name: name.to_owned(), ..Line::default() };
+        let lines = said.flat_map(|said| &said.lines);
+        for line in lines.filter(|line| line.namespace == namespace && line.name == name) {
+            sum.waiting = sum.waiting.saturating_add(line.waiting);
+            for replica in &line.replicas {
+                match sum.replicas.iter_mut().find(|known| known.pod == replica.pod) {
+                    Some(known) => {
+                        known.requests = known.requests.saturating_add(replica.requests);
+                        known.circuit_open |= replica.circuit_open;
+                    }
+                    None => sum.replicas.push(replica.clone()),
+                }
+            }
+        }
+        Some(sum)
     }
 
     fn hear(&self, gateway: String, Lines { lines }: Lines, at: Instant) {
@@ -123,10 +151,35 @@ impl Asker {
 
 #[cfg(test)]
 mod tests {
+    use stoker_crds::endpoints::RoutedReplica;
+
     use super::*;
 
     fn lines(waiting: u32) -> Lines {
-        Lines { lines: vec![Line { namespace: "default".into(), name: "chat".into(), waiting }] }
+        Lines { lines: vec![Line { namespace: "default".into(), name: "chat".into(), waiting, replicas: vec![] }] }
+    }
+
+    #[test]
+    fn what_gateways_sent_to_a_replica_is_added_up_and_one_without_an_answer_is_enough() {
+        let (waiting, begun) = (Waiting::default(), Instant::now());
+        assert_eq!(waiting.routed("default", "chat", begun), None, "nobody said anything");
+        let replica = |pod: &str, requests, circuit_open| RoutedReplica { pod: pod.into(), requests, circuit_open };
+        let with = |waiting, replicas| {
+            let Lines { lines: mut said } = lines(waiting);
+            said[0].replicas = replicas;
+            Lines { lines: said }
+        };
+        waiting.hear("10.0.0.1".into(), with(3, vec![replica("a", 5, false), replica("b", 1, false)]), begun);
+        waiting.hear("10.0.0.2".into(), with(1, vec![replica("b", 0, true)]), begun + Duration::from_secs(8));
+        let at = |seconds, name| waiting.routed("default", name, begun + Duration::from_secs(seconds));
+        let mut chat = at(9, "chat").unwrap();
+        chat.replicas.sort_by(|a, b| a.pod.cmp(&b.pod));
+        assert_eq!((chat.waiting, chat.replicas), (4, vec![replica("a", 5, false), replica("b", 1, true)]));
+        let late = at(12, "chat").unwrap();
+        assert_eq!((late.waiting, late.replicas), (1, vec![replica("b", 0, true)]), "what the first said is too old");
+        let other = at(12, "code").unwrap();
+        assert_eq!((other.waiting, other.replicas), (0, vec![]), "gateways have nothing of it, and say so");
+        assert_eq!(at(18, "chat"), None);
     }
 
     #[test]

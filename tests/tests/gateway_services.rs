@@ -174,6 +174,9 @@ fn the_operator_knows_what_waits_in_gateways() {
     let ask = reqwest::Client::new().post(gateway.url("/v1/chat/completions")).json(&json!({"model": "never"}));
     let asked = town.0.spawn(ask.send());
     town.0.wait("it knows that one waits", SOON, |_| Ok(held(&town) == Some(1))).unwrap();
+    let fleet = async { reqwest::get(town.0.operator.url() + "/v1/fleet").await?.json::<Value>().await };
+    let fleet = town.0.block_on(fleet).unwrap();
+    assert_eq!(fleet["deployments"][0]["inLine"], 1, "`kubectl stoker top` says so: {fleet}");
     asked.abort();
     town.0.wait("it knows that it left", SOON, |_| Ok(held(&town) == Some(0))).unwrap();
 }

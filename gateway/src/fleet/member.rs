@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use stoker_crds::endpoints::{EndpointLoad, EndpointState, ReplicaEndpoint};
+use stoker_crds::endpoints::{EndpointLoad, EndpointState, ReplicaEndpoint, RoutedReplica};
 use stoker_routing::{Own, ReplicaView, Reported, hash, load};
 
 use crate::{
@@ -82,6 +82,17 @@ impl Member {
     /// Whether it answers and computes.
     pub fn is_healthy(&self, now_ms: u64) -> bool {
         self.is_up(now_ms) && !self.vital.is_suspect(now_ms)
+    }
+
+    /// Whether it should serve and is not asked, because it does not answer.
+    pub fn is_broken(&self, now_ms: u64) -> bool {
+        self.state == EndpointState::Serving && !self.is_healthy(now_ms)
+    }
+
+    /// What this gateway has there, if it has something or gets no answer.
+    pub fn routed(&self, now_ms: u64) -> Option<RoutedReplica> {
+        let (requests, circuit_open) = (self.vital.own().requests, self.is_broken(now_ms));
+        (requests > 0 || circuit_open).then(|| RoutedReplica { pod: self.pod.clone(), requests, circuit_open })
     }
 
     /// The same of one that may be silent for a moment.
