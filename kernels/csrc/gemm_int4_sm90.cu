@@ -18,8 +18,8 @@
 #else
 #define GEMM_BODY(element, groups, columns, panels, cluster)
 #endif
-// A whole warpgroup beside two that take registers from it.
-#define THREADS(groups, columns) (groups * 128 + (groups == 2 && columns >= 64 ? 128 : 32 + stoker::kScalers))
+// A whole warpgroup beside those that take registers from it.
+#define THREADS(groups, columns) (groups * 128 + (groups == 4 || (groups == 2 && columns >= 64) ? 128 : 32 + stoker::kScalers))
 #define GEMM_OF(element, name, groups, columns, panels, blocks, cluster, out)                                                       \
   extern "C" __global__ void CLUSTERED(blocks)                                                                                      \
       __launch_bounds__(THREADS(groups, columns), 1) gemm_int4_sm90_##groups##x##columns##_##name(                      \
@@ -60,5 +60,5 @@ GEMM_SPLIT_UPDATED(1, 128, 2)
   GEMM_OF(Int4ByWarps, name##_activated, 4, columns, panels, blocks, cluster, stoker::Activated)   \
   GEMM_OF(Int4ByWarps, name##_updated, 4, columns, panels, blocks, cluster, stoker::Updated)
 GEMM_WARPS(warps, 8, 8, 1, kNone)
-GEMM_WARPS(warps, 16, 4, 1, kNone)
-GEMM_WARPS(warps_split, 16, 4, 2, kSplitsDepth)
+GEMM_WARPS(warps, 16, 8, 1, kNone)
+GEMM_WARPS(warps_split, 16, 8, 2, kSplitsDepth)

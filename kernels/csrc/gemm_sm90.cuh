@@ -104,13 +104,13 @@ struct Gemm {
   static constexpr bool kByWarps = std::is_same_v<Element, Int4ByWarps>, kBesideE4m3 = std::is_same_v<Element, Int4BesideE4m3>;
   static constexpr bool kIsPlainInt4 = std::is_same_v<Element, Int4>, kIsInt4 = kIsPlainInt4 || kByWarps || kBesideE4m3;
   static constexpr bool kHasBlocks = std::is_same_v<Element, Blocks>, kIsFp8 = kHasBlocks || std::is_same_v<Element, uint8_t>;
-  // Of wgmma on int4: two sets of sums of a group. Of it and of blocks: whether those that multiply take registers from the others, which
+  // Of wgmma on int4: two sets of sums of a group. Of int4 and of blocks: whether those that multiply take registers from the others, which
   // then are a warpgroup.
   static constexpr bool kHasTwoParts = kColumns <= 64;
-  static constexpr bool kTakesRegisters = kWarpgroups == 2 && (kIsPlainInt4 ? kColumns >= 64 : kHasBlocks && kColumns == 256);
+  static constexpr bool kTakesRegisters = kByWarps || (kWarpgroups == 2 && (kIsPlainInt4 ? kColumns >= 64 : kHasBlocks && kColumns == 256));
   // Panels of codes, of 64 values, beside one of x.
   static constexpr int kCodePanels = kBesideE4m3 ? 2 : 1, kStageCodePanels = kPanels * kCodePanels;
-  static_assert(!kIsInt4 || kBesideE4m3 || kPanels == (kByWarps && kColumns == 8 ? 8 : kColumns <= 64 ? 4 : 2));
+  static_assert(!kIsInt4 || kBesideE4m3 || kPanels == (kByWarps ? 8 : kColumns <= 64 ? 4 : 2));
   static constexpr int kConsumers = kWarpgroups * 128, kWarps = kConsumers / kWarp;
   static constexpr bool kStaged = kColumns == 256, kShares = kKind == Cluster::kSharesX, kSplits = kKind == Cluster::kSplitsDepth;
   static constexpr int kCluster = kKind == Cluster::kNone ? 1 : 2;
@@ -403,12 +403,13 @@ struct Gemm {
     const int warp = threadIdx.x / kWarp, n_tiles = s.rows / kInt4Rows, n_pairs = (n_tiles + 1) / 2, n_ways = kWarps / n_pairs;
     const int way = warp / n_pairs, tiles[2] = {warp % n_pairs * 2, min(warp % n_pairs * 2 + 1, n_tiles - 1)};
     const uint32_t groups = codes_bytes(s), row_bytes = brought_rows(s) * kRowBytes;
+    const uint32_t full = kept(shared_address(barriers.full)), empty = kept(shared_address(barriers.empty)), lane = kept(threadIdx.x % kWarp);
     float sums[2][kColumns / 8][4] = {};
     // Spans until this warp's next one; of a warp too many, more than there are.
     int until = way < n_ways ? way : 1 << 30;
     for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
       const uint32_t stage = stages + slot.at * stage_bytes(s), x = stage + w_bytes(s);
-      wait_for(&barriers.full[slot.at], slot.parity);
+      wait_at(full + slot.at * sizeof(uint64_t), slot.parity);
 #pragma unroll 1
       for (; until < kSpans; until += n_ways) {
         auto place = [&](int tile) {
@@ -419,7 +420,7 @@ struct Gemm {
         add_span<kUnits>(sums, {place(tiles[0]), place(tiles[1])}, panels, s.int4.is_f16);
       }
       until -= kSpans;
-      release(barriers, slot.at);
+      if (lane == 0) arrive_at(empty + slot.at * sizeof(uint64_t));
     }
     gather(c, sums, n_tiles, n_pairs, n_ways, scratch);
   }
@@ -760,10 +761,11 @@ struct Gemm {
     __syncthreads();
     if constexpr (kCluster > 1) sync_cluster();
     if constexpr (kTakesRegisters) {
+      // Of what the block was started with: more than that would be waited for without end.
       if (threadIdx.x < kConsumers) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;\n");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kByWarps ? 112 : 232));
       } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;\n");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kByWarps ? 32 : 40));
       }
     }
     if (threadIdx.x < kConsumers) {

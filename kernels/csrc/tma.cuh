@@ -21,9 +21,11 @@ __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;\n" ::: "memory");
 }
 
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];\n" ::"r"(shared_address(barrier)) : "memory");
+__device__ __forceinline__ void arrive_at(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
+
+__device__ __forceinline__ void arrive(uint64_t* barrier) { arrive_at(shared_address(barrier)); }
 
 // At the barrier in the same place of another block of the cluster. No scope of the cluster: nothing that ordinary
 // instructions wrote is handed over, and a release of that scope is a fence of 0.7 us.
@@ -43,13 +45,21 @@ __device__ __forceinline__ void arrive_expecting(uint64_t* barrier, uint32_t n_b
 }
 
 // Until the phase of this parity is over. The parity before the first phase counts as over.
-__device__ __forceinline__ void wait_for(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ void wait_at(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{ .reg .pred done;\n"
       "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-      "@!done bra again; }\n" ::"r"(shared_address(barrier)),
+      "@!done bra again; }\n" ::"r"(barrier),
       "r"(parity)
       : "memory");
+}
+
+__device__ __forceinline__ void wait_for(uint64_t* barrier, uint32_t parity) { wait_at(shared_address(barrier), parity); }
+
+// A number in a register from here on: what the compiler finds anew at each use, of a special register, takes as long as a load.
+__device__ __forceinline__ uint32_t kept(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
 }
 
 // A box of a tensor to shared memory; what of it lies outside the tensor becomes zeros. `x` runs along memory.

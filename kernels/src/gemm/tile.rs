@@ -137,8 +137,9 @@ impl Tile {
         let w_bytes = (n_tiles * (panels * INT4_PANEL_BYTES + n_groups * INT4_GROUP_BYTES)).next_multiple_of(1024);
         let x_rows = if by_warps { plan.x_rows } else { columns };
         let stage_bytes = w_bytes + panels * x_rows * PANEL_ROW_BYTES;
-        // Two warpgroups with many columns take registers from a whole one beside them.
-        let threads = if warpgroups == 2 && columns >= 64 { 384 } else { plan.config.threads };
+        // Warps that share the depth, and two warpgroups with many columns, take registers from a whole one beside them.
+        let takes_registers = by_warps || (warpgroups == 2 && columns >= 64);
+        let threads = if takes_registers { count(warpgroups * 128 + 128) } else { plan.config.threads };
         let fixed_bytes = FIXED_BYTES + self.variant.staging_bytes();
         let n_stages = ((SHARED_BYTES - fixed_bytes) / stage_bytes).min(STAGES_MAX);
         // The first rows of x come behind all that was asked for before. Of weights this small that is most of them: measured at 1 to 64

@@ -101,7 +101,7 @@ macro_rules! by_warps {
         Variant {
             warpgroups: $groups,
             columns: $columns,
-            panels: if $columns == 8 { 8 } else { 4 },
+            panels: 8,
             cluster: Cluster::$cluster,
             entries: &[],
             e4m3: &[],
