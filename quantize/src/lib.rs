@@ -1,5 +1,5 @@
 //! `stoker-quantize`: a bf16 checkpoint in, one whose projections have eight or four bits out, in the form of compressed-tensors that
-//! vLLM, SGLang, transformers and our engine load. Layer by layer: no more than one layer's weights are in memory as numbers.
+//! vLLM, transformers and our engine load. Layer by layer: no more than one layer's weights are in memory as numbers.
 //!
 //! ```text
 //! texts -> calibration -> what enters each projection -> fold (AWQ, SmoothQuant) -> round (nearest, GPTQ) -> shard

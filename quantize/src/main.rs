@@ -7,7 +7,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use stoker_quantize::{Format, LayerErrors, Method, Progress, Report, Request, Scheme, run};
 
-/// Make a checkpoint of fewer bits of one in bf16, layer by layer on the CPUs: what vLLM, SGLang, transformers and Stoker load.
+/// Make a checkpoint of fewer bits of one in bf16, layer by layer on the CPUs: what vLLM, transformers and Stoker load.
 ///
 /// A run that was stopped goes on where it was when it is started again. Beside the model the directory gets `quantize.json` and
 /// `quantize.html`: what each layer lost and, with --evaluate, what that does to the model's answers.

@@ -23,7 +23,7 @@ def answers(directory, rows):
     import torch
     import vllm
 
-    llm = vllm.LLM(model=directory, max_model_len=2048, gpu_memory_utilization=0.3, disable_log_stats=True, enforce_eager=True)
+    llm = vllm.LLM(model=directory, max_model_len=2048, gpu_memory_utilization=0.08, disable_log_stats=True, enforce_eager=True)
     sampling = vllm.SamplingParams(temperature=0, max_tokens=200)
     tokenizer = llm.get_tokenizer()
     prompts = [tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), add_generation_prompt=True, tokenize=False)
