@@ -12,7 +12,7 @@ use std::{
     process::Command,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread::sleep,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Result;
@@ -26,7 +26,7 @@ use axum::{
 use futures::{Stream, StreamExt, stream};
 use http_body_util::BodyExt;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use kube::{Client, ResourceExt, client::Body as KubeBody};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
@@ -59,6 +59,14 @@ pub enum Fault {
     Refused,
     /// Writes are made and their answers lost; answers come late, or half.
     LostAnswer,
+    /// The API server is gone for seconds, again and again.
+    Gone,
+    /// Writes of one kind of object are forbidden for seconds: a quota, a policy or a right that is taken away.
+    Denied,
+    /// Two operators, of which one is frozen, now and then for longer than its Lease lasts.
+    Paused,
+    /// The operator's wall clock is set, ahead and back.
+    Clock,
     /// Between operator and API server all is well; agents lie, freeze, and answer badly.
     Agents,
 }
@@ -69,6 +77,8 @@ enum Verdict {
     Pass,
     Refuse(u16),
     Late(Duration),
+    /// The connection ends, and so do all watches.
+    Away,
     /// It is passed on, and the connection ends without an answer.
     Lose,
     /// Half of the answer comes.
@@ -103,6 +113,15 @@ struct Script {
     writes_to_live: u32,
     /// Answers to lists, by path, the oldest first.
     lists: HashMap<String, Vec<Bytes>>,
+    outage: Outage,
+}
+
+/// What is away for seconds, and then there for seconds.
+struct Outage {
+    is_on: bool,
+    turns: Instant,
+    /// Of which kind of objects writes are forbidden.
+    of: &'static str,
 }
 
 /// What passed.
@@ -117,6 +136,10 @@ pub struct Seen {
 }
 
 const LISTS_REMEMBERED: usize = 4;
+/// Kinds of which an API server refuses to write some.
+const DENIED: [&str; 4] = ["pods", "services", "configmaps", "inferencedeployments"];
+/// The Lease, as the chart names it.
+const LEASE: (&str, &str) = ("stoker-system", "stoker-operator");
 const BODY_BYTES_MAX: usize = 16 << 20;
 
 impl FaultProxy {
@@ -129,6 +152,7 @@ impl FaultProxy {
             random: StdRng::seed_from_u64(seed),
             writes_to_live: 0,
             lists: HashMap::new(),
+            outage: Outage { is_on: false, turns: Instant::now(), of: DENIED[0] },
         };
         let shared = Arc::new(Shared {
             upstream,
@@ -157,6 +181,7 @@ impl FaultProxy {
         let mut script = lock(&self.shared.script);
         script.fault = fault;
         script.writes_to_live = script.random.random_range(1..12);
+        script.outage.is_on = false;
     }
 
     /// True when this process is the one that is killed next.
@@ -221,8 +246,21 @@ impl Kind {
     }
 }
 
+impl Outage {
+    /// Whether it is away now: up to six seconds, and then there for as many.
+    fn is_on(&mut self, random: &mut StdRng) -> bool {
+        let now = Instant::now();
+        if now >= self.turns {
+            self.is_on = !self.is_on;
+            self.turns = now + Duration::from_millis(random.random_range(200..6000));
+            self.of = DENIED[random.random_range(0..DENIED.len())];
+        }
+        self.is_on
+    }
+}
+
 impl Script {
-    fn judge(&mut self, kind: Kind) -> Verdict {
+    fn judge(&mut self, kind: Kind, path: &str) -> Verdict {
         let write = kind.writes && !kind.of_lease;
         match self.fault {
             Fault::CrashAfterWrite if write => self.countdown(Verdict::KillAfter),
@@ -233,6 +271,14 @@ impl Script {
             Fault::Refused if !kind.of_lease && self.random.random_bool(0.25) => {
                 let codes = if kind.writes { &[409, 429, 500, 503][..] } else { &[429, 500, 503] };
                 Verdict::Refuse(codes[self.random.random_range(0..codes.len())])
+            }
+            Fault::Gone if self.outage.is_on(&mut self.random) => Verdict::Away,
+            Fault::Denied
+                if write
+                    && self.outage.is_on(&mut self.random)
+                    && path.split('/').any(|part| part == self.outage.of) =>
+            {
+                Verdict::Refuse(403)
             }
             Fault::LostAnswer if !kind.watches && !kind.of_lease => match self.random.random_range(0..8) {
                 0 if kind.writes => Verdict::Lose,
@@ -302,7 +348,7 @@ impl Shared {
         let body = to_bytes(body, BODY_BYTES_MAX).await?;
         let path = parts.uri.path();
         let kind = Kind::of(&parts.method, path, parts.uri.query().unwrap_or_default());
-        let verdict = lock(&self.script).judge(kind);
+        let verdict = lock(&self.script).judge(kind, path);
         if !matches!(verdict, Verdict::Pass) {
             lock(&self.seen).faults += 1;
         }
@@ -313,11 +359,16 @@ impl Shared {
                 self.kill();
                 return Ok(cut());
             }
+            Verdict::Away => {
+                self.watches_end.send_modify(|count| *count += 1);
+                return Ok(cut());
+            }
             _ => {}
         }
         if kind.writes && !kind.of_lease {
             lock(&self.seen).writes += 1;
             self.watch_over(&parts.method, path, &body).await;
+            self.watch_over_leader(&parts).await;
         }
         let answer = self.upstream.send(upstream(&parts, body)?).await?;
         if kind.watches {
@@ -373,6 +424,21 @@ impl Shared {
         };
         if let Some(wrong) = wrong {
             self.violation(format!("{method} of {name}: {wrong}"));
+        }
+    }
+
+    /// Of two operators only the one that holds the Lease writes. Events say what has been.
+    async fn watch_over_leader(&self, parts: &Parts) {
+        let path = parts.uri.path();
+        if lock(&self.script).fault != Fault::Paused || path.contains("/events") {
+            return;
+        }
+        let leases = kube::Api::<Lease>::namespaced(self.upstream.clone(), LEASE.0);
+        let Ok(lease) = leases.get(LEASE.1).await else { return };
+        let holder = lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
+        let writer = parts.headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
+        if !writer.contains(&format!("({holder})")) {
+            self.violation(format!("{} {path} by {writer}, while {holder:?} leads", parts.method));
         }
     }
 
@@ -498,6 +564,7 @@ fn answer_of(head: &axum::http::response::Parts, body: Body) -> Response {
 
 fn refusal(code: u16) -> Response {
     let reason = match code {
+        403 => "Forbidden",
         409 => "Conflict",
         429 => "TooManyRequests",
         503 => "ServiceUnavailable",

@@ -40,4 +40,5 @@ pub mod skip;
 pub mod steady;
 pub mod talk;
 pub mod transit;
+pub mod wall_clock;
 pub mod web;

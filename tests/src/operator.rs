@@ -364,9 +364,9 @@ impl Operator {
     }
 
     /// Ends the process and starts it again, with these variables in its environment.
-    pub fn restart_in(&mut self, environment: &[(&str, &str)]) -> Result<()> {
+    pub fn restart_in(&mut self, environment: &[(&str, String)]) -> Result<()> {
         self.kill()?;
-        self.environment = environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        self.environment = environment.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
         self.restart()
     }
 
@@ -436,6 +436,11 @@ impl Operator {
     /// The text of `/metrics`.
     pub fn metrics(&self) -> Result<String> {
         get(&format!("{}/metrics", self.url()))
+    }
+
+    /// Whether it says that it leads.
+    pub fn leads(&self) -> bool {
+        self.metrics().is_ok_and(|text| text.lines().any(|line| line == "stoker_operator_leader 1"))
     }
 
     /// Full records of the decisions about a deployment, made after a Unix time in milliseconds.

@@ -23,6 +23,7 @@ use stoker_cluster::Audit;
 use stoker_tests::{
     faults::{Fault, FaultProxy},
     operator::{NAMESPACE, Operator, Rig},
+    wall_clock::WallClock,
 };
 
 /// Deployments beside each other.
@@ -32,6 +33,9 @@ const ACTS: usize = 6;
 const SETTLED_WITHIN: Duration = Duration::from_secs(120);
 /// Without faults nothing is written for so long.
 const QUIET: Duration = Duration::from_secs(2);
+/// Longer than a Lease lasts without its holder.
+const LEASE_OVER: Duration = Duration::from_secs(18);
+const YEAR: i64 = 8766 * 3600;
 
 /// What a user does.
 #[derive(Clone, Copy, Debug)]
@@ -171,6 +175,82 @@ impl Life {
     }
 }
 
+/// What befalls operators themselves.
+enum Around {
+    Nothing,
+    /// Another one that stands by.
+    Second(Box<Operator>),
+    Clock(WallClock),
+}
+
+impl Around {
+    /// What a fault needs beside the proxy.
+    fn of(fault: Fault, rig: &mut Rig, proxy: &FaultProxy) -> Result<Self> {
+        Ok(match fault {
+            Fault::Paused => {
+                let second = Operator::start_with(&rig.cluster.control_plane, proxy.kubeconfig())?;
+                Self::Second(Box::new(second))
+            }
+            Fault::Clock => {
+                let clock = WallClock::new()?;
+                rig.operator.restart_in(&clock.environment())?;
+                Self::Clock(clock)
+            }
+            _ => Self::Nothing,
+        })
+    }
+
+    /// Something befalls one of them, or is over.
+    fn befall(&mut self, rig: &mut Rig, proxy: &FaultProxy, random: &mut StdRng) -> Result<()> {
+        match self {
+            Self::Nothing => return Ok(()),
+            Self::Second(second) => {
+                let one = if random.random_bool(0.5) { &mut rig.operator } else { second };
+                let freezes = random.random_bool(0.5);
+                match one.is_running() {
+                    true if freezes => one.freeze()?,
+                    true => one.thaw()?,
+                    false => {}
+                }
+            }
+            Self::Clock(clock) => clock.set(random.random_range(-10 * YEAR..10 * YEAR))?,
+        }
+        proxy.note_fault();
+        Ok(())
+    }
+
+    /// Whoever leads is frozen for so long that somebody else does.
+    fn outlast(&mut self, rig: &mut Rig, proxy: &FaultProxy) -> Result<()> {
+        self.calm(rig)?;
+        let Self::Second(second) = self else { return Ok(()) };
+        rig.operator.restart()?;
+        second.restart()?;
+        rig.wait("somebody leads", SETTLED_WITHIN, |rig| Ok(rig.operator.leads() || second.leads()))?;
+        let leader = if rig.operator.leads() { &rig.operator } else { second };
+        leader.freeze()?;
+        proxy.note_fault();
+        sleep(LEASE_OVER);
+        leader.thaw()
+    }
+
+    /// All is as it should be.
+    fn calm(&mut self, rig: &mut Rig) -> Result<()> {
+        match self {
+            Self::Nothing => Ok(()),
+            Self::Second(second) => {
+                let mut both = [&mut rig.operator, second];
+                both.iter_mut().filter_map(|one| one.is_running().then_some(one)).try_for_each(|one| one.thaw())
+            }
+            Self::Clock(clock) => clock.set(0),
+        }
+    }
+
+    /// Who ended because somebody else leads stands by again.
+    fn revive(&mut self) -> Result<()> {
+        if let Self::Second(second) = self { second.restart() } else { Ok(()) }
+    }
+}
+
 /// Lets it happen to a pod's agent, if there is one.
 fn befall(rig: &Rig, pod: &Pod, trouble: Trouble) {
     let (node, name) = (&rig.cluster.node, pod.name_any());
@@ -192,16 +272,18 @@ fn befall(rig: &Rig, pod: &Pod, trouble: Trouble) {
 }
 
 /// Lives of a batch under one fault, and what was seen.
-fn batch(rig: &mut Rig, proxy: &FaultProxy, fault: Fault, seeds: &[u64]) -> Result<()> {
+fn batch(rig: &mut Rig, proxy: &FaultProxy, around: &mut Around, fault: Fault, seeds: &[u64]) -> Result<()> {
     let before = proxy.seen().faults;
     let mut lives: Vec<Life> = seeds.iter().map(|seed| Life::new(fault, *seed)).collect();
     let mut random = StdRng::seed_from_u64(seeds[0]);
     for life in &lives {
         rig.apply(&life.name, life.spec.clone())?;
     }
-    for _ in 0..ACTS {
+    for act in 0..ACTS {
         for life in &mut lives {
             revive(rig, proxy, fault)?;
+            around.revive()?;
+            around.befall(rig, proxy, &mut random)?;
             if fault == Fault::Agents {
                 life.trouble(rig, proxy)?;
             }
@@ -209,11 +291,16 @@ fn batch(rig: &mut Rig, proxy: &FaultProxy, fault: Fault, seeds: &[u64]) -> Resu
             sleep(Duration::from_millis(random.random_range(0..120)));
         }
         sleep(Duration::from_millis(random.random_range(0..1500)));
+        if act % 3 == 2 {
+            around.outlast(rig, proxy)?;
+        }
     }
     proxy.end();
+    around.calm(rig)?;
     lives.iter().filter(|_| fault == Fault::Agents).try_for_each(|life| life.calm(rig))?;
     for life in &lives {
         revive(rig, proxy, Fault::None)?;
+        around.revive()?;
         rig.ends_as_asked(&life.name, &life.spec, SETTLED_WITHIN)?;
     }
     let seen = proxy.seen();
@@ -259,10 +346,12 @@ fn suffer(fault: Fault) {
     let mut rig = Rig::start(Audit::Off).unwrap();
     let proxy = FaultProxy::start(&rig.cluster.control_plane, first).unwrap();
     rig.operator = Operator::start_with(&rig.cluster.control_plane, proxy.kubeconfig()).unwrap();
+    let mut around = Around::of(fault, &mut rig, &proxy).unwrap();
     let seeds: Vec<u64> = (first..first + count).collect();
     let started = Instant::now();
     for seeds in seeds.chunks(BATCH) {
-        batch(&mut rig, &proxy, fault, seeds).unwrap_or_else(|error| panic!("{fault:?}, seeds {seeds:?}: {error:?}"));
+        let ended = batch(&mut rig, &proxy, &mut around, fault, seeds);
+        ended.unwrap_or_else(|error| panic!("{fault:?}, seeds {seeds:?}: {error:?}"));
     }
     let seen = proxy.seen();
     println!(
@@ -307,6 +396,26 @@ fn requests_that_are_refused() {
 #[test]
 fn answers_that_are_lost_late_or_half() {
     suffer(Fault::LostAnswer);
+}
+
+#[test]
+fn an_api_server_that_is_gone_for_seconds() {
+    suffer(Fault::Gone);
+}
+
+#[test]
+fn writes_that_a_quota_or_a_policy_forbids_for_seconds() {
+    suffer(Fault::Denied);
+}
+
+#[test]
+fn two_operators_of_which_one_is_frozen() {
+    suffer(Fault::Paused);
+}
+
+#[test]
+fn a_wall_clock_that_is_set_ahead_and_back() {
+    suffer(Fault::Clock);
 }
 
 #[test]

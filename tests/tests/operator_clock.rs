@@ -5,10 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::{
-    fs::{self, File},
     net::TcpListener,
-    os::unix::fs::FileExt,
-    path::PathBuf,
     process::{Child, Command, Stdio},
     thread::sleep,
     time::Duration,
@@ -18,45 +15,16 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
-use stoker_tests::operator::{Rig, get, is_ready, revision_of, serves};
+use stoker_tests::{
+    operator::{Rig, get, is_ready, revision_of, serves},
+    wall_clock::WallClock,
+};
 
 const SOON: Duration = Duration::from_secs(60);
 /// Several readings, several decisions, and renewals of the Lease.
 const A_WHILE: Duration = Duration::from_secs(5);
 const HOUR: i64 = 3600;
 const YEAR: i64 = 8766 * HOUR;
-
-/// The wall clock of one process.
-struct WallClock {
-    dir: tempfile::TempDir,
-}
-
-impl WallClock {
-    fn new() -> Self {
-        let clock = Self { dir: tempfile::tempdir().unwrap() };
-        let source = clock.dir.path().join("clock.c");
-        fs::write(&source, include_str!("../src/clock.c")).unwrap();
-        let mut compiler = Command::new("cc");
-        compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(clock.library()).arg(&source).arg("-ldl");
-        assert!(compiler.status().expect("a C compiler").success());
-        clock.set(0);
-        clock
-    }
-
-    fn library(&self) -> PathBuf {
-        self.dir.path().join("clock.so")
-    }
-
-    fn file(&self) -> PathBuf {
-        self.dir.path().join("ahead")
-    }
-
-    /// From now on it is so many seconds ahead.
-    fn set(&self, ahead: i64) {
-        let file = File::options().create(true).truncate(false).write(true).open(self.file()).unwrap();
-        file.write_all_at(&ahead.to_ne_bytes(), 0).unwrap();
-    }
-}
 
 fn spec(replicas: u32, change: &str) -> Value {
     json!({
@@ -93,10 +61,8 @@ fn end_of(stream: Child) -> String {
 #[test]
 fn a_clock_that_is_set_moves_nothing() {
     let mut rig = Rig::start(Audit::Off).unwrap();
-    let clock = WallClock::new();
-    let (library, file) = (clock.library(), clock.file());
-    let environment = [("LD_PRELOAD", library.to_str().unwrap()), ("STOKER_TEST_CLOCK", file.to_str().unwrap())];
-    rig.operator.restart_in(&environment).unwrap();
+    let clock = WallClock::new().unwrap();
+    rig.operator.restart_in(&clock.environment()).unwrap();
     let pages = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     rig.operator.restart_with(&["--pages-address", &pages]).unwrap();
     rig.apply("steady", spec(2, "a")).unwrap();
@@ -105,7 +71,7 @@ fn a_clock_that_is_set_moves_nothing() {
 
     let (before, pods) = (writes(&rig), uids(&rig.pods("steady").unwrap()));
     for ahead in [HOUR, -HOUR, 10 * YEAR, -10 * YEAR] {
-        clock.set(ahead);
+        clock.set(ahead).unwrap();
         rig.nudge("steady").unwrap();
         sleep(A_WHILE);
         assert_eq!(writes(&rig), before, "{ahead} s ahead");
@@ -116,17 +82,17 @@ fn a_clock_that_is_set_moves_nothing() {
     }
 
     // A drain whose deadline is a minute away: an hour ahead it would be over, and an hour back it would last for an hour.
-    clock.set(0);
+    clock.set(0).unwrap();
     let streams: Vec<Child> = rig.pods("steady").unwrap().iter().map(|pod| hold(pod, 8)).collect();
     sleep(Duration::from_secs(1));
     rig.scale("steady", 1).unwrap();
     rig.wait("one drains", SOON, |rig| Ok(rig.pods("steady")?.iter().filter(|pod| serves(pod)).count() == 1)).unwrap();
-    clock.set(HOUR);
+    clock.set(HOUR).unwrap();
     rig.nudge("steady").unwrap();
     sleep(Duration::from_secs(2));
     let staying = rig.pods("steady").unwrap();
     assert!(staying.iter().all(|pod| pod.metadata.deletion_timestamp.is_none()), "deleted while it streams");
-    clock.set(-10 * YEAR);
+    clock.set(-10 * YEAR).unwrap();
     for stream in streams {
         assert_eq!(end_of(stream), "done");
     }
@@ -134,7 +100,7 @@ fn a_clock_that_is_set_moves_nothing() {
 
     // What is asked for is done, also by an operator that starts with a wrong clock.
     rig.operator.kill().unwrap();
-    clock.set(10 * YEAR);
+    clock.set(10 * YEAR).unwrap();
     rig.operator.restart().unwrap();
     let old = rig.get("steady").unwrap().status.unwrap().revision;
     rig.apply("steady", spec(2, "b")).unwrap();

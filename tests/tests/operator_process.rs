@@ -20,10 +20,6 @@ fn holder(rig: &Rig) -> String {
     lease.spec.unwrap().holder_identity.unwrap_or_default()
 }
 
-fn leads(operator: &Operator) -> bool {
-    operator.metrics().is_ok_and(|text| text.lines().any(|line| line == "stoker_operator_leader 1"))
-}
-
 /// What this operator was allowed to change so far, from the API server's own log.
 fn writes_of(rig: &Rig, operator: &Operator) -> Vec<String> {
     let log = std::fs::read_to_string(rig.cluster.control_plane.audit_log()).unwrap();
@@ -38,17 +34,17 @@ fn writes_of(rig: &Rig, operator: &Operator) -> Vec<String> {
 #[test]
 fn one_operator_leads_and_another_takes_over() {
     let mut rig = Rig::start(Audit::Metadata).unwrap();
-    rig.wait("the first leads", SOON, |rig| Ok(leads(&rig.operator))).unwrap();
+    rig.wait("the first leads", SOON, |rig| Ok(rig.operator.leads())).unwrap();
     let first = holder(&rig);
     let mut second = Operator::start(&rig.cluster.control_plane).unwrap();
     rig.apply("chat", json!({"model": {"source": "builtin://ember"}})).unwrap();
     rig.wait_ready("chat", SOON).unwrap();
-    assert!(!leads(&second));
+    assert!(!second.leads());
     assert_eq!(holder(&rig), first);
 
     // Killed, the first cannot release the Lease: it has to run out.
     rig.operator.kill().unwrap();
-    rig.wait("the second leads", TAKE_OVER_WITHIN, |_| Ok(leads(&second))).unwrap();
+    rig.wait("the second leads", TAKE_OVER_WITHIN, |_| Ok(second.leads())).unwrap();
     rig.scale("chat", 2).unwrap();
     rig.wait_ready("chat", SOON).unwrap();
 
@@ -59,7 +55,7 @@ fn one_operator_leads_and_another_takes_over() {
     rig.apply("chat", change).unwrap();
     rig.wait("the roll has begun", SOON, |rig| Ok(rig.pods("chat")?.len() > 2)).unwrap();
     second.freeze().unwrap();
-    rig.wait("the first leads again", TAKE_OVER_WITHIN, |rig| Ok(leads(&rig.operator))).unwrap();
+    rig.wait("the first leads again", TAKE_OVER_WITHIN, |rig| Ok(rig.operator.leads())).unwrap();
     let frozen = writes_of(&rig, &second);
     assert!(!frozen.is_empty());
     second.thaw().unwrap();
