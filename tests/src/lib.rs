@@ -39,6 +39,7 @@ pub mod seats;
 pub mod skip;
 pub mod steady;
 pub mod talk;
+pub mod thinking;
 pub mod transit;
 pub mod wall_clock;
 pub mod web;

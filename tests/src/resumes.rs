@@ -76,6 +76,34 @@ pub fn cases(seed: u64, max_tokens: u32) -> Vec<Case> {
     ]
 }
 
+/// Requests of a model that thinks, with answers long enough behind their thoughts.
+pub fn thinking_cases(seed: u64, max_tokens: u32) -> Vec<Case> {
+    let n_thought = max_tokens / 2;
+    let messages = json!([{"role": "user", "content": format!("Tell me story number {seed}.")}]);
+    let chat = json!({"model": "ember", "messages": messages, "stream": true, "seed": seed, "temperature": 0.9, "ignore_eos": true,
+                      "max_tokens": max_tokens, "thinking_token_budget": n_thought, "stream_options": {"include_usage": true}});
+    vec![
+        Case {
+            name: "a whole thought",
+            path: "/v1/chat/completions",
+            body: with(chat.clone(), json!({"stream": false, "stream_options": null})),
+        },
+        Case { name: "a thought", path: "/v1/chat/completions", body: chat },
+        Case {
+            name: "a message's thought",
+            path: "/v1/messages",
+            // Its template has no setting for thoughts, so nobody can bound them here.
+            body: json!({"model": "ember", "stream": true, "temperature": 0, "messages": messages, "max_tokens": max_tokens}),
+        },
+        Case {
+            name: "a response's thought",
+            path: "/v1/responses",
+            body: json!({"model": "ember", "stream": true, "temperature": 0, "store": false, "max_output_tokens": max_tokens,
+                         "thinking_token_budget": n_thought, "input": format!("Tell me story number {seed}.")}),
+        },
+    ]
+}
+
 /// Requests whose answers are not streamed, of every kind.
 pub fn whole_cases(seed: u64, max_tokens: u32) -> Vec<Case> {
     let named = |name: &'static str| match name {
@@ -211,6 +239,7 @@ fn said(body: &str) -> Result<Said> {
         }
         append(&mut said, "delta".into(), &event["delta"]);
         append(&mut said, "delta".into(), &event["delta"]["text"]);
+        append(&mut said, "thought".into(), &event["delta"]["thinking"]);
         keep(&mut said, "end".into(), &event["delta"]["stop_reason"]);
         keep(&mut said, "end".into(), &event["response"]["status"]);
         for usage in [&event["usage"], &event["response"]["usage"]] {
@@ -275,15 +304,22 @@ pub struct Fleet {
     teller: Teller,
     /// The gateway before them.
     pub gateway: GatewayProcess,
+    agent_args: Vec<String>,
     n_started: usize,
 }
 
 impl Fleet {
     /// So many agents, and a gateway with these arguments.
     pub async fn start(n_agents: usize, gateway_args: &[&str]) -> Result<Self> {
+        Self::of(n_agents, gateway_args, &[]).await
+    }
+
+    /// The same with arguments of agents too.
+    pub async fn of(n_agents: usize, gateway_args: &[&str], agent_args: &[&str]) -> Result<Self> {
+        let agent_args = agent_args.iter().map(|arg| (*arg).to_owned()).collect();
         let teller = Teller::start().await?;
         let gateway = GatewayProcess::start(teller.url(), gateway_args)?;
-        let mut fleet = Self { agents: Vec::new(), struck: Vec::new(), teller, gateway, n_started: 0 };
+        let mut fleet = Self { agents: Vec::new(), struck: Vec::new(), teller, gateway, agent_args, n_started: 0 };
         for _ in 0..n_agents {
             fleet.add().await?;
         }
@@ -292,7 +328,8 @@ impl Fleet {
 
     /// One replica more.
     pub async fn add(&mut self) -> Result<()> {
-        let args = ["--drain-withdraw-seconds", "0", "--drain-deadline-seconds", DRAIN_SECONDS];
+        let drain = ["--drain-withdraw-seconds", "0", "--drain-deadline-seconds", DRAIN_SECONDS];
+        let args: Vec<&str> = drain.into_iter().chain(self.agent_args.iter().map(String::as_str)).collect();
         let agent = AgentProcess::ready(&args).await?;
         let endpoint = replica(&format!("pod-{}", self.n_started), &agent).await?;
         self.n_started += 1;

@@ -9,6 +9,7 @@ use stoker_tests::{
     gateway::{GatewayProcess, Teller, deployment, replica},
     python::python_with,
     skip::skip,
+    thinking::thinking_ember,
 };
 
 const REQUIREMENTS: &str = include_str!("../clients/requirements.txt");
@@ -52,24 +53,6 @@ async fn reasoning_is_told_and_taken_back_as_open_responses_has_it() -> Result<(
     let (test, script) =
         ("reasoning_is_told_and_taken_back_as_open_responses_has_it", "clients/test_open_responses_reasoning.py");
     run_on(&["--model", model, "--served-name", "ember"], test, OPEN_RESPONSES, &[script], Before::Nothing).await
-}
-
-/// ember with a template that opens a thought in front of every answer, and repeats those of earlier ones.
-fn thinking_ember(to: &Path) -> Result<()> {
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/ember");
-    for file in
-        ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
-    {
-        std::os::unix::fs::symlink(from.join(file).canonicalize()?, to.join(file))?;
-    }
-    let plain = std::fs::read_to_string(from.join("chat_template.jinja"))?;
-    let (thought, prompt) = ("{%- if message.content -%}", "{{- '<|assistant|>' -}}");
-    ensure!(plain.contains(thought) && plain.contains(prompt), "its template is another one");
-    let repeats =
-        "{%- if message.reasoning_content -%}{{- '<think>' + message.reasoning_content + '</think>' -}}{%- endif -%}";
-    let thinks = plain.replace(thought, &format!("{repeats}{thought}"));
-    std::fs::write(to.join("chat_template.jinja"), thinks.replace(prompt, "{{- '<|assistant|><think>' -}}"))?;
-    Ok(())
 }
 
 #[tokio::test]
