@@ -182,8 +182,9 @@ fn answer(
         _ => {}
     }
     for piece in body.chunks(PIECE_BYTES) {
-        connection.write_all(piece)?;
+        // Counted before, since whoever has the last one may look at the count at once.
         sent.lock().unwrap()[place].bytes += piece.len();
+        connection.write_all(piece)?;
         if let Fault::Slow(pause) = fault {
             sleep(pause);
         }

@@ -3,12 +3,14 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use std::{collections::BTreeMap, process::Command};
+use std::{collections::BTreeMap, process::Command, time::Duration};
 
 use serde_json::{Value, json};
 use stoker_cluster::{ControlPlane, established};
-use stoker_tests::cluster::{lendable, run_with_input, wait_for};
+use stoker_tests::cluster::{lendable, run_with_input, wait_at_most, wait_for};
 
+/// All kinds are listed by kubectl again and again, beside controllers that other tests keep busy.
+const RESTORED_WITHIN: Duration = Duration::from_secs(180);
 /// Written by servers and controllers at any time, for nobody.
 const TRANSIENT: [&str; 3] = ["events", "leases", "componentstatuses"];
 
@@ -83,7 +85,7 @@ fn the_next_one_finds_it_as_new() {
         drop(borrowed);
         assert_ne!(objects(&owner), before);
         owner.restore(&mut baseline).unwrap();
-        wait_for("it is as before", || (objects(&owner) == before).then_some(()));
+        wait_at_most(RESTORED_WITHIN, "it is as before", || (objects(&owner) == before).then_some(()));
         let lease = ["get", "leases", "-n", "stoker-system", "-o", "name"];
         assert_eq!(kubectl(&owner, &lease, ""), "", "an operator that begins waits for nobody");
     }
