@@ -221,8 +221,8 @@ impl Around {
 
     /// Whoever leads is frozen for so long that somebody else does.
     fn outlast(&mut self, rig: &mut Rig, proxy: &FaultProxy) -> Result<()> {
-        self.calm(rig)?;
         let Self::Second(second) = self else { return Ok(()) };
+        thaw([&mut rig.operator, second])?;
         rig.operator.restart()?;
         second.restart()?;
         rig.wait("somebody leads", SETTLED_WITHIN, |rig| Ok(rig.operator.leads() || second.leads()))?;
@@ -237,10 +237,7 @@ impl Around {
     fn calm(&mut self, rig: &mut Rig) -> Result<()> {
         match self {
             Self::Nothing => Ok(()),
-            Self::Second(second) => {
-                let mut both = [&mut rig.operator, second];
-                both.iter_mut().filter_map(|one| one.is_running().then_some(one)).try_for_each(|one| one.thaw())
-            }
+            Self::Second(second) => thaw([&mut rig.operator, second]),
             Self::Clock(clock) => clock.set(0),
         }
     }
@@ -249,6 +246,11 @@ impl Around {
     fn revive(&mut self) -> Result<()> {
         if let Self::Second(second) = self { second.restart() } else { Ok(()) }
     }
+}
+
+/// Those that have not ended go on.
+fn thaw(operators: [&mut Operator; 2]) -> Result<()> {
+    operators.into_iter().filter_map(|one| one.is_running().then_some(one)).try_for_each(|one| one.thaw())
 }
 
 /// Lets it happen to a pod's agent, if there is one.

@@ -49,11 +49,21 @@ enum Told {
 
 /// Strikes a replica in the middle of many streams; all must say what they say undisturbed. What the gateway logged.
 async fn check(blow: Blow, told: Told, gateway_args: &[&str]) -> Result<String> {
+    check_of(&[cases(1, 250), whole_cases(1, 250)].concat(), &[], (blow, told), gateway_args).await
+}
+
+/// The same with these streams, of agents with these arguments.
+async fn check_of(
+    cases: &[Case],
+    agent_args: &[&str],
+    (blow, told): (Blow, Told),
+    gateway_args: &[&str],
+) -> Result<String> {
     // On a busy machine a replica's answers may have ended before the blow comes.
     const ATTEMPTS: usize = 5;
     for _ in 0..ATTEMPTS {
-        let fleet = Fleet::start(2, gateway_args).await?;
-        if let Some(log) = attempt(fleet, &[cases(1, 250), whole_cases(1, 250)].concat(), blow, told).await? {
+        let fleet = Fleet::of(2, gateway_args, agent_args).await?;
+        if let Some(log) = attempt(fleet, cases, blow, told).await? {
             return Ok(log);
         }
     }
@@ -111,18 +121,13 @@ async fn thoughts_outlive_a_killed_replica() -> Result<()> {
     let model = tempfile::tempdir()?;
     thinking_ember(model.path())?;
     let model = model.path().to_str().context("its path")?;
-    let cases = [thinking_cases(1, 250), thinking_cases(2, 250)].concat();
-    for _ in 0..5 {
-        let fleet = Fleet::of(2, &[], &["--model", model, "--served-name", "ember"]).await?;
-        let said = cases[1].ask(fleet.gateway.base(), || ()).await?;
-        let is_told = |part: &str| said[part].as_str().is_some_and(|text| text.len() > 100);
-        assert!(is_told("0 reasoning") && is_told("0 content"), "{said:?}");
-        if let Some(log) = attempt(fleet, &cases, Blow::Kill, Told::Never).await? {
-            assert!(log.contains("\"gap_ms\""), "{log}");
-            return Ok(());
-        }
-    }
-    bail!("no stream was met")
+    let (cases, agent_args) =
+        ([thinking_cases(1, 250), thinking_cases(2, 250)].concat(), ["--model", model, "--served-name", "ember"]);
+    // They think, and then they answer.
+    let said = cases[1].ask(Fleet::of(1, &[], &agent_args).await?.gateway.base(), || ()).await?;
+    let is_told = |part: &str| said[part].as_str().is_some_and(|text| text.len() > 100);
+    assert!(is_told("0 reasoning") && is_told("0 content"), "{said:?}");
+    check_of(&cases, &agent_args, (Blow::Kill, Told::Never), &[]).await.map(drop)
 }
 
 #[tokio::test]

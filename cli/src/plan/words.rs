@@ -116,3 +116,28 @@ fn billions(count: u64) -> String {
     let count = count as f64;
     if count < 1e9 { format!("{:.1} million", count / 1e6) } else { format!("{:.2} billion", count / 1e9) }
 }
+
+#[cfg(test)]
+mod tests {
+    use stoker_fit::{
+        gpu::Card,
+        plan::{Asked, Model, plan},
+    };
+
+    use super::*;
+
+    #[test]
+    fn every_format_of_a_mixture_is_named_and_one_is_named_alone() {
+        let said = |left_alone: Value| {
+            let config = json!({"architectures": ["LlamaForCausalLM"], "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 2,
+                "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 1000, "max_position_embeddings": 2048,
+                "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true, "version": "gemm",
+                    "modules_to_not_convert": left_alone}});
+            let place = Place::Gpu(Card::named("H200").unwrap());
+            let fit = plan(&Model::from_json(&config, "config.json").unwrap(), &Asked::default(), place).unwrap();
+            weights(&fit, place)
+        };
+        assert!(said(json!(["model.layers.0."])).ends_with("parameters, bf16 and int4"));
+        assert!(said(json!([])).ends_with("parameters, int4"));
+    }
+}

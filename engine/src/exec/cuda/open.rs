@@ -187,11 +187,11 @@ impl Gpu {
 
 /// Says which quantised weights lie there as bf16: the description of the model does not.
 fn warn_of_bf16(shape: &ModelShape, spec: &ModelSpec) {
-    let widened = weights::widened(spec, shape);
-    let first = widened.first().and_then(|weight| Some((weight, weight.scheme.as_ref()?)));
+    let made = weights::made_bf16(spec, shape);
+    let first = made.first().and_then(|weight| Some((weight, weight.scheme.as_ref()?)));
     if let (0, Some((weight, stored))) = (shape.rank.idx, first) {
         tracing::warn!(
-            n = widened.len(),
+            n = made.len(),
             first = weight.name,
             %stored,
             "quantised weights are made bf16, and take its memory and time: with --quantization fp8 an H100 or H200 keeps a byte each, quantised anew"

@@ -443,28 +443,29 @@ fn block_scales_of<'a>(order: Order, parts: &'a [StoredMatrix], weights: &[&Quan
     Some(Way::Codes(scales.concat(), ScaledBy::Blocks))
 }
 
-/// The shape by what is stored: in bf16 what is of four bits by its description and cannot be kept so, and that is said.
+/// The shape by what is stored: in bf16 what is of four bits by its description and cannot be kept so, and that is said once.
 pub(super) fn as_stored(shape: ModelShape, spec: &ModelSpec, weights: &BoundWeights) -> ModelShape {
+    let slots = slots(spec, &shape);
     let format = |slot: &Slot<'_>| {
         if !slot.format.is_int4() {
-            return slot.format;
+            return Ok(slot.format);
         }
         let parts: Vec<_> = slot.parts.iter().map(|part| weights.matrix(part)).collect();
-        match stored_int4_layout(&parts) {
-            Ok(layout) => WeightFormat::Int4(layout.group),
-            Err(reason) => {
-                tracing::warn!(reason, of = slot.parts[0].name, "weights of four bits are made bf16");
-                WeightFormat::Bf16
-            }
-        }
+        stored_int4_layout(&parts).map(|layout| WeightFormat::Int4(layout.group))
     };
-    let found = in_place(spec, &shape, each(&slots(spec, &shape), format));
+    let found = each(&slots, format);
+    if let Some((slot, reason)) = slots.iter().zip(&found).find_map(|(slot, found)| Some((slot, found.as_ref().err()?)))
+    {
+        tracing::warn!(reason, first = slot.parts[0].name, "weights of four bits are made bf16");
+    }
+    let formats = found.into_iter().map(|found| found.unwrap_or(WeightFormat::Bf16)).collect();
     let of_layer = |Layer { qkv, o, gate_up, down, .. }: Layer<_, WeightFormat>| LayerFormats { qkv, o, gate_up, down };
-    shape.stored_as(found.layers.into_iter().map(of_layer).collect())
+    let layers = in_place(spec, &shape, formats).layers;
+    shape.stored_as(layers.into_iter().map(of_layer).collect())
 }
 
 /// Weights that are quantised and lie in bf16.
-pub(super) fn widened<'a>(spec: &'a ModelSpec, shape: &ModelShape) -> Vec<&'a WeightSpec> {
+pub(super) fn made_bf16<'a>(spec: &'a ModelSpec, shape: &ModelShape) -> Vec<&'a WeightSpec> {
     let of_bf16 = slots(spec, shape).into_iter().filter(|slot| slot.format == WeightFormat::Bf16);
     of_bf16.flat_map(|slot| slot.parts).filter(|weight| weight.scheme.is_some()).collect()
 }
