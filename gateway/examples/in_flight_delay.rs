@@ -20,7 +20,7 @@ use stoker_crds::endpoints::{DeploymentEndpoints, EndpointState, Endpoints, Repl
 use stoker_gateway::{
     gateway::{Gateway, Settings},
     peers,
-    server::router,
+    server::admin_router,
     vital::{Flight, Vital},
 };
 use tokio::net::TcpListener;
@@ -88,7 +88,7 @@ fn main() {
 async fn serve(gateway: &Arc<Gateway>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let routes = router(Arc::clone(gateway), Router::new());
+    let routes = admin_router(Arc::clone(gateway));
     tokio::spawn(async move { axum::serve(listener, routes).await });
     tokio::spawn(peers::follow(Arc::clone(gateway)));
     address

@@ -28,7 +28,9 @@ use crate::{gateway::Settings, line::Bounds, server::Leaving, tls::TlsFiles};
 ///
 ///     curl -i -H 'x-stoker-route: explain' ...
 ///
-/// GET /v1/models lists models, /readyz says whether it has heard of replicas, /metrics what it did.
+/// GET /v1/models lists models, /readyz says whether it has heard of replicas. What it did is on another port:
+///
+///     curl http://127.0.0.1:8001/metrics
 #[derive(Debug, Parser)]
 #[command(version, verbatim_doc_comment)]
 pub struct Args {
@@ -40,6 +42,11 @@ pub struct Args {
     /// Address to listen on; port 0 picks a free one, which the log names.
     #[arg(long, env = "STOKER_LISTEN", default_value = "0.0.0.0:8000")]
     pub listen: SocketAddr,
+
+    /// Address of /metrics and of what the operator and other gateways ask, without TLS or keys. Default: the port after that of --listen,
+    /// or a free one, which the log names, if that is 0. The operator asks port 8001.
+    #[arg(long, env = "STOKER_ADMIN_LISTEN", value_name = "ADDRESS")]
+    admin_listen: Option<SocketAddr>,
 
     /// Largest body of a request. Replicas take 8 MiB.
     #[arg(long, value_name = "BYTES", default_value_t = MAX_BYTES, value_parser = body_bytes)]
@@ -125,13 +132,13 @@ pub struct Args {
     pub log: String,
 }
 
-/// A time that makes sense for a machine.
 /// A larger one would have no room even alone.
 fn body_bytes(text: &str) -> Result<usize, String> {
     let bytes = text.parse().map_err(|_| "a number of bytes".to_owned())?;
     if (1..=ROOM_BYTES).contains(&bytes) { Ok(bytes) } else { Err(format!("between 1 and {ROOM_BYTES} bytes")) }
 }
 
+/// A time that makes sense for a machine.
 fn seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "a number of seconds".to_owned())?;
     if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("between 0.1 and 3600 seconds".to_owned()) }
@@ -155,6 +162,15 @@ impl Args {
         }
     }
 
+    /// Where it listens for those who are not clients.
+    pub fn admin_listen(&self) -> SocketAddr {
+        let next = match self.listen.port() {
+            0 => 0,
+            port => port.saturating_add(1),
+        };
+        self.admin_listen.unwrap_or(SocketAddr::new(self.listen.ip(), next))
+    }
+
     /// Where certificate and key are, if there is TLS.
     pub fn tls_files(&self) -> Option<TlsFiles> {
         let (certificate, key) = self.tls_certificate.clone().zip(self.tls_key.clone())?;
@@ -170,6 +186,17 @@ impl Args {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_port_that_is_not_for_clients_is_the_next_one() {
+        let admin = |args: &[&str]| {
+            let all = [&["stoker-gateway", "--operator", "http://127.0.0.1:8080"], args].concat();
+            Args::parse_from(all).admin_listen().to_string()
+        };
+        assert_eq!(admin(&[]), format!("0.0.0.0:{}", stoker_crds::contract::ADMIN_PORT));
+        assert_eq!(admin(&["--listen", "127.0.0.1:0"]), "127.0.0.1:0");
+        assert_eq!(admin(&["--listen", "127.0.0.1:9000", "--admin-listen", "10.0.0.1:7"]), "10.0.0.1:7");
+    }
 
     #[test]
     fn a_body_that_would_never_have_room_is_refused_at_the_start() {

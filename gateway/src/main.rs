@@ -1,11 +1,13 @@
 //! `stoker-gateway`: arguments, log, listen, follow the operator, serve until SIGTERM.
 
-use std::process::ExitCode;
+use std::{net::SocketAddr, process::ExitCode};
 
 use anyhow::Context;
 use clap::Parser;
 use stoker_edge::{allocator, spans::SpanLine, telemetry};
-use stoker_gateway::{accounts, args::Args, feed, gateway::Gateway, keys, kv_feed, peers, server, tls::Tls, watch};
+use stoker_gateway::{
+    accounts, args::Args, feed, gateway::Gateway, keys, kv_feed, peers, server, server::Listeners, tls::Tls, watch,
+};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -45,8 +47,8 @@ async fn serve(args: &Args) -> anyhow::Result<()> {
     }
     let mut terminate = signal(SignalKind::terminate()).context("watch SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("watch SIGINT")?;
-    let listener = TcpListener::bind(args.listen).await.with_context(|| format!("listen on {}", args.listen))?;
-    tracing::info!(address = %listener.local_addr()?, operator = %args.operator, "listening");
+    let (clients, admin) = (listen(args.listen).await?, listen(args.admin_listen()).await?);
+    tracing::info!(address = %clients.local_addr()?, admin = %admin.local_addr()?, operator = %args.operator, "listening");
     tokio::spawn(feed::follow(gateway.clone(), args.operator.clone()));
     tokio::spawn(kv_feed::follow(gateway.clone()));
     tokio::spawn(peers::follow(gateway.clone()));
@@ -59,6 +61,11 @@ async fn serve(args: &Args) -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
         }
     };
-    server::serve(listener, tls, gateway, args.playground.routes(), args.leaving(), stop).await;
+    let listeners = Listeners { clients, tls, admin };
+    server::serve(listeners, gateway, args.playground.routes(), args.leaving(), stop).await;
     Ok(())
+}
+
+async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))
 }

@@ -1,5 +1,5 @@
-//! The gateway's paths: which it answers itself and which a replica does. And its end: unready first, then no new connections, then
-//! none at all.
+//! The gateway's paths: which it answers itself and which a replica does, and on a port of their own what is not for clients. And its end:
+//! unready first, then no new connections, then none at all.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -55,7 +55,7 @@ pub struct Leaving {
     pub drain: Duration,
 }
 
-/// All paths, with `pages` for people beside them.
+/// All paths for clients, with `pages` for people beside them.
 pub fn router(gateway: Arc<Gateway>, pages: Router<Arc<Gateway>>) -> Router {
     let own = pages
         .route("/v1/models", get(models))
@@ -65,31 +65,52 @@ pub fn router(gateway: Arc<Gateway>, pages: Router<Arc<Gateway>>) -> Router {
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(readyz))
         .route("/health", get(readyz))
-        .route("/metrics", get(metrics))
-        .route(LINES_PATH, get(lines))
-        .route(IN_FLIGHT_PATH, get(in_flight::stream))
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_path);
     let own = if gateway.settings.picks_endpoints { own.merge(picker::routes()) } else { own };
     FORWARDED.iter().fold(own, |router, path| router.route(path, post(forward))).with_state(gateway)
 }
 
-/// Serves until `stop`, then lets requests finish; with TLS on this listener, if there is any.
+/// What the operator, other gateways and whoever watches ask. It has no key, and tells of tenants and pods: no Service leads there.
+pub fn admin_router(gateway: Arc<Gateway>) -> Router {
+    Router::new()
+        .route("/healthz", get(|| async { "ok" }))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .route(LINES_PATH, get(lines))
+        .route(IN_FLIGHT_PATH, get(in_flight::stream))
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(unknown_path)
+        .with_state(gateway)
+}
+
+/// Where connections come in.
+pub struct Listeners {
+    /// Of clients, for all deployments.
+    pub clients: TcpListener,
+    /// On it, if there is any.
+    pub tls: Option<Tls>,
+    /// Of [`admin_router`].
+    pub admin: TcpListener,
+}
+
+/// Serves until `stop`, then lets requests finish.
 pub async fn serve(
-    listener: TcpListener,
-    tls: Option<Tls>,
+    listeners: Listeners,
     gateway: Arc<Gateway>,
     pages: Router<Arc<Gateway>>,
     leaving: Leaving,
     stop: impl Future<Output = ()>,
 ) {
     let (ended, told) = watch::channel(false);
-    let address = listener.local_addr().map_or(IpAddr::from([0, 0, 0, 0]), |address| address.ip());
+    let Listeners { clients, tls, admin } = listeners;
+    let address = clients.local_addr().map_or(IpAddr::from([0, 0, 0, 0]), |address| address.ip());
     let limits = Limits { http2: gateway.settings.picks_endpoints, ..Limits::default() };
     let shared = cors::shared(router(Arc::clone(&gateway), pages), &gateway.settings.allowed_origins);
+    let admin = House::new(admin_router(Arc::clone(&gateway)), Limits::default(), told.clone()).serve_all(admin, None);
     let house = House::new(shared, limits, told);
-    let (all, each) = (house.clone().serve_all(listener, tls), house.serve_each(Arc::clone(&gateway), address));
-    let mut served = std::pin::pin!(async { tokio::join!(all, each) });
+    let (all, each) = (house.clone().serve_all(clients, tls), house.serve_each(Arc::clone(&gateway), address));
+    let mut served = std::pin::pin!(async { tokio::join!(all, each, admin) });
     tokio::select! {
         _ = &mut served => return,
         () = stop => gateway.leave(),

@@ -17,7 +17,7 @@ use stoker_crds::{
 use stoker_gateway::{
     gateway::{Gateway, Settings},
     peers,
-    server::router,
+    server::admin_router,
     vital::{Flight, Vital},
 };
 use stoker_routing::Own;
@@ -57,7 +57,7 @@ async fn town(n_gateways: usize, others: &[String]) -> Vec<Arc<Gateway>> {
     let gateways: Vec<_> = (0..n_gateways).map(|_| Gateway::new(Settings::default()).unwrap()).collect();
     let mut addresses = others.to_vec();
     for gateway in &gateways {
-        addresses.push(served(router(Arc::clone(gateway), Router::new())).await);
+        addresses.push(served(admin_router(Arc::clone(gateway))).await);
         tokio::spawn(peers::follow(Arc::clone(gateway)));
     }
     gateways.iter().for_each(|gateway| gateway.learn(endpoints(1, &addresses, &REPLICAS)));
@@ -177,7 +177,7 @@ async fn no_more_than_so_many_are_told() {
     let _chosen_before = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     // Nobody follows it, not even itself.
     let gateway = Gateway::new(Settings::default()).unwrap();
-    let url = format!("http://{}{IN_FLIGHT_PATH}", served(router(gateway, Router::new())).await);
+    let url = format!("http://{}{IN_FLIGHT_PATH}", served(admin_router(gateway)).await);
     let mut streams = Vec::new();
     let refused = loop {
         let answer = reqwest::get(&url).await.unwrap();

@@ -120,9 +120,9 @@ impl AgentClient {
         self.ask(ip, &request, REPORT_BYTES_MAX).await
     }
 
-    /// Reads what waits in the gateway at `ip`, on one of its ports: it speaks as agents do.
-    pub async fn lines(&self, ip: &str, port: u16) -> Result<Lines, AgentError> {
-        let agent = &address(ip, port);
+    /// Reads what waits in the gateway at `ip`: its admin port speaks as that of agents does.
+    pub async fn lines(&self, ip: &str) -> Result<Lines, AgentError> {
+        let agent = &address(ip, ADMIN_PORT);
         let request = &request(Method::GET, agent, LINES_PATH, "", b"");
         self.question(Question { agent, request, bytes_max: LINES_BYTES_MAX, timeout: ANSWER_TIMEOUT }).await
     }

@@ -122,7 +122,6 @@ impl Publisher {
             self.vitals.beat("endpoints");
             match self.published.is_asked(Instant::now()) {
                 true => {
-                    // Ports are given to deployments by the look.
                     let deployments = self.look(self.readings.now());
                     self.published.publish(&self.source, (self.addresses_of_gateways(), deployments));
                 }
@@ -132,8 +131,8 @@ impl Publisher {
     }
 
     fn addresses_of_gateways(&self) -> Vec<String> {
-        let Some((ips, Some(port))) = self.gateways.as_ref().map(Gateways::askable) else { return Vec::new() };
-        let mut addresses: Vec<String> = ips.iter().map(|ip| address(ip, port)).collect();
+        let ips = self.gateways.as_ref().map(Gateways::ips).unwrap_or_default();
+        let mut addresses: Vec<String> = ips.iter().map(|ip| address(ip, ADMIN_PORT)).collect();
         addresses.sort_unstable();
         addresses
     }

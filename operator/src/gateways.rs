@@ -111,14 +111,11 @@ impl Gateways {
         any_ready(&slices).then(|| Front { port, places: places(&slices) })
     }
 
-    /// Where gateways are, and a port that they listen on: whatever a deployment's is for, each answers for the whole gateway. Also
-    /// those that are not ready: who leaves may have requests in line.
-    pub fn askable(&self) -> (HashSet<String>, Option<u16>) {
+    /// Where gateways are, by IP; those that are not ready too: who leaves may have requests in line.
+    pub fn ips(&self) -> HashSet<String> {
         let places = places(&self.slices.state());
         let all = places.iter().flat_map(|(_, endpoints)| endpoints);
-        let ips = all.filter_map(|endpoint| endpoint.addresses.first().cloned()).collect();
-        // Always the same, so that connections are kept.
-        (ips, self.ports().given.iter().min().copied())
+        all.filter_map(|endpoint| endpoint.addresses.first().cloned()).collect()
     }
 
     /// Whether the Service of the deployment with this UID leads to gateways.

@@ -128,23 +128,21 @@ impl Asker {
             ticks.tick().await;
             self.vitals.beat("lines");
             if let Some(gateways) = self.gateways.as_ref().filter(|_| self.leadership.holds()) {
-                let (ips, port) = gateways.askable();
-                self.ask_all(ips, port).await;
+                self.ask_all(gateways.ips()).await;
             }
         }
     }
 
-    async fn ask_all(&self, ips: HashSet<String>, port: Option<u16>) {
+    async fn ask_all(&self, ips: HashSet<String>) {
         self.waiting.expect(&ips);
-        let Some(port) = port else { return };
-        join_all(ips.into_iter().map(|ip| self.ask(ip, port))).await;
+        join_all(ips.into_iter().map(|ip| self.ask(ip))).await;
     }
 
-    async fn ask(&self, ip: String, port: u16) {
-        match self.client.lines(&ip, port).await {
+    async fn ask(&self, ip: String) {
+        match self.client.lines(&ip).await {
             Ok(lines) => self.waiting.hear(ip, lines, Instant::now()),
-            // One that has just come does not listen there yet; one of before has no such path.
-            Err(error) => debug!(gateway = ip, port, %error, "no answer about lines"),
+            // One that has just come does not listen there yet; one of before never does.
+            Err(error) => debug!(gateway = ip, %error, "no answer about lines"),
         }
     }
 }

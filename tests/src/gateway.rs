@@ -1,6 +1,7 @@
 //! A real `stoker-gateway` process before real agents, and who tells it where they are in the operator's place.
 
 use std::{
+    net::IpAddr,
     process::ExitStatus,
     sync::Arc,
     time::{Duration, Instant},
@@ -13,8 +14,9 @@ use axum::{
     routing::get,
 };
 use serde_json::{Value, json};
-use stoker_crds::endpoints::{
-    DeploymentEndpoints, ENDPOINTS_PATH, EndpointState, Endpoints, ReplicaEndpoint, WHOLE_WEIGHT,
+use stoker_crds::{
+    contract::ADMIN_PORT,
+    endpoints::{DeploymentEndpoints, ENDPOINTS_PATH, EndpointState, Endpoints, ReplicaEndpoint, WHOLE_WEIGHT},
 };
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 
@@ -66,7 +68,7 @@ impl Teller {
         self.told.send_modify(|told| {
             told.number += 1;
             told.gateways =
-                gateways.iter().map(|gateway| gateway.base().trim_start_matches("http://").to_owned()).collect();
+                gateways.iter().map(|gateway| gateway.admin.trim_start_matches("http://").to_owned()).collect();
         });
     }
 
@@ -124,29 +126,42 @@ pub async fn replica(pod: &str, agent: &AgentProcess) -> Result<ReplicaEndpoint>
     })
 }
 
-/// What a Service's and its controller would write about the gateway, as YAML takes it. Addresses of the loopback are taken as names only.
-pub fn slice(is_ready: bool) -> String {
-    json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {"name": "gateway-x", "namespace": "stoker-system", "labels": {"kubernetes.io/service-name": "gateway"}},
-        "addressType": "FQDN", "endpoints": [{"addresses": ["127.0.0.1"], "conditions": {"ready": is_ready}}],
-        "ports": [{"name": "http", "port": 8000}],
-    })
-    .to_string()
-}
-
 /// A running gateway on a free port of the loopback.
 pub struct GatewayProcess {
     process: Process,
     base: String,
+    admin: String,
 }
 
 impl GatewayProcess {
     /// Starts a gateway that asks the operator at this URL, or who stands in for it.
     pub fn start(operator: &str, args: &[&str]) -> Result<Self> {
-        let own = ["--operator", operator, "--listen", "127.0.0.1:0"];
-        let process = Process::start("stoker-gateway", &[&own, args].concat())?;
-        Ok(Self { base: process.url("address")?, process })
+        let listen = if args.contains(&"--listen") { &[][..] } else { &["--listen", "127.0.0.1:0"] };
+        let process = Process::start("stoker-gateway", &[&["--operator", operator], listen, args].concat())?;
+        Ok(Self { base: process.url("address")?, admin: process.url("admin")?, process })
+    }
+
+    /// Starts one that the operator finds by its [`slice`](Self::slice): at an IP where nobody else listens on the port that it asks.
+    pub fn start_led(operator: &str, ip: IpAddr, args: &[&str]) -> Result<Self> {
+        let (clients, admin) = (format!("{ip}:0"), format!("{ip}:{ADMIN_PORT}"));
+        Self::start(operator, &[&["--listen", &clients, "--admin-listen", &admin], args].concat())
+    }
+
+    /// What its Service's controller would write about it, as YAML takes it. Addresses of the loopback are taken as names only.
+    pub fn slice(&self, is_ready: bool) -> Result<String> {
+        let ip = self.address()?.ip();
+        let slice = json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {"name": "gateway-x", "namespace": "stoker-system", "labels": {"kubernetes.io/service-name": "gateway"}},
+            "addressType": "FQDN", "endpoints": [{"addresses": [ip], "conditions": {"ready": is_ready}}],
+            "ports": [{"name": "http", "port": 8000}],
+        });
+        Ok(slice.to_string())
+    }
+
+    /// The text of its `/metrics`.
+    pub async fn metrics(&self) -> Result<String> {
+        Ok(reqwest::get(self.admin_url("/metrics")).await?.text().await?)
     }
 
     /// Its URL without a path.
@@ -157,6 +172,11 @@ impl GatewayProcess {
     /// The URL of a path.
     pub fn url(&self, path: &str) -> String {
         format!("{}{path}", self.base)
+    }
+
+    /// The URL of a path that is not for clients.
+    pub fn admin_url(&self, path: &str) -> String {
+        format!("{}{path}", self.admin)
     }
 
     /// The address of its base.
@@ -190,7 +210,7 @@ impl GatewayProcess {
         let line = format!("stoker_gateway_{name} {count}");
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let metrics = reqwest::get(self.url("/metrics")).await?.text().await?;
+            let metrics = self.metrics().await?;
             if metrics.lines().any(|found| found == line) {
                 return Ok(());
             }

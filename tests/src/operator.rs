@@ -3,6 +3,7 @@
 
 use std::{
     fs::{self, File},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Arc,
@@ -36,7 +37,10 @@ use stoker_operator::{
 use stoker_scaling::DecisionRecord;
 use tokio::{runtime::Runtime, task::JoinHandle};
 
-use crate::cluster::{TestCluster, Waited, is_running, lendable};
+use crate::{
+    cluster::{TestCluster, Waited, is_running, lendable},
+    gateway::GatewayProcess,
+};
 
 /// The image that deployments get by default: the stand-in agent.
 pub const AGENT_IMAGE: &str = "stand-in/agent:1";
@@ -162,6 +166,13 @@ impl Rig {
     /// Lets something go on beside the test.
     pub fn spawn<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
         self.runtime.spawn(future)
+    }
+
+    /// A gateway that the operator finds by its [`slice`](GatewayProcess::slice), as only one does.
+    pub fn led_gateway(&self, args: &[&str]) -> Result<GatewayProcess> {
+        let url = self.cluster.control_plane.url();
+        let address: SocketAddr = url.trim_start_matches("https://").parse()?;
+        GatewayProcess::start_led(&self.operator.url(), address.ip(), args)
     }
 
     /// Runs a future on the rig's runtime.

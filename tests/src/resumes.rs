@@ -369,7 +369,7 @@ impl Fleet {
 
     /// A family of the gateway's metrics, added up over its labels that contain `label`.
     pub async fn counted(&self, family: &str, label: &str) -> Result<f64> {
-        let metrics = reqwest::get(self.gateway.url("/metrics")).await?.text().await?;
+        let metrics = self.gateway.metrics().await?;
         let lines = metrics.lines().filter(|line| line.starts_with(family) && line.contains(label));
         Ok(lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum())
     }

@@ -264,8 +264,18 @@ fn the_gateway_has_no_rights_and_reaches_operator_and_replicas() {
     assert!(peers.contains("stoker-gateway") && peers.contains("web"), "{peers}");
     let admitted = peers.split("gateways").nth(1).and_then(|peer| peer.split("inference").next());
     assert!(admitted.is_some_and(|peer| peer.contains("stoker-gateway")), "replicas tell it what they hold: {peers}");
-    let policy = limited.split("\n---\n").find(|object| object.contains("kind: NetworkPolicy")).unwrap();
-    assert!(policy.contains("stoker-gateway"), "the operator answers it: {policy}");
+    let policies: Vec<&str> =
+        limited.split("\n---\n").filter(|object| object.contains("kind: NetworkPolicy")).collect();
+    let [operator, gateways] = policies.as_slice() else { panic!("{limited}") };
+    assert!(operator.contains("stoker-gateway"), "the operator answers it: {operator}");
+    let (clients, admin) = gateways.split_once("    - from:").unwrap();
+    assert!(clients.contains("{port: http, protocol: TCP}") && clients.contains("endPort: 29999"), "{gateways}");
+    for peer in ["name: stoker-operator\n", "name: stoker-gateway\n", "ports: [{port: admin, protocol: TCP}]"] {
+        assert!(admin.contains(peer), "{peer}: {gateways}");
+    }
+    let service =
+        text.split("\n---\n").find(|object| object.contains("kind: Service\n") && object.contains("stoker-gateway"));
+    assert!(!service.unwrap().contains("8001"), "no Service leads to what is not for clients");
     assert!(text.contains("--gateway-service=default/stoker-gateway\n") && !text.contains("--tenants"), "{text}");
     assert!(text.contains("--hold=45\n"), "{text}");
     assert!(text.contains("port: http, scheme: HTTP}") && !text.contains("--tls"), "{text}");
@@ -303,6 +313,7 @@ fn prometheus_is_asked_for_never_assumed() {
     let text = manifests(&[&all[..], &GATEWAY].concat());
     assert!(kinds.iter().all(|kind| text.contains(kind)), "{text}");
     assert_eq!(text.matches("kind: PodMonitor").count(), 2, "of replicas and of gateways");
+    assert_eq!(text.matches("    - port: admin\n      path: /metrics\n").count(), 1, "that of gateways: {text}");
     let text = manifests(&[all[0], "watchNamespace=team"]);
     assert!(text.contains("matchNames: [team]") && text.matches("kind: PodMonitor").count() == 1, "{text}");
 }

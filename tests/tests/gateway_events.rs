@@ -100,7 +100,7 @@ impl Rig {
         let deadline = Instant::now() + PATIENCE;
         for gateway in &self.gateways {
             loop {
-                let metrics = reqwest::get(gateway.url("/metrics")).await?.text().await?;
+                let metrics = gateway.metrics().await?;
                 let counted = ["stored", "removed"].map(|kind| {
                     let name = format!("stoker_gateway_kv_events_total{{kind=\"{kind}\"}} ");
                     metrics.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok()).unwrap_or(0u64)

@@ -98,7 +98,7 @@ async fn ask(gateway: &GatewayProcess, content: &str) -> Result<String> {
 
 /// A family of its metrics.
 async fn counted(gateway: &GatewayProcess, line: &str) -> Result<f64> {
-    let metrics = reqwest::get(gateway.url("/metrics")).await?.text().await?;
+    let metrics = gateway.metrics().await?;
     let value = metrics.lines().find_map(|found| found.strip_prefix(line));
     Ok(value.map_or(0.0, |value| value.trim().parse().unwrap()))
 }

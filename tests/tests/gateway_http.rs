@@ -288,7 +288,7 @@ async fn in_flight(rig: &Rig, count: usize) -> Result<()> {
     let line = format!("stoker_gateway_requests_in_flight {count}");
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let metrics = reqwest::get(rig.gateway.url("/metrics")).await?.text().await?;
+        let metrics = rig.gateway.metrics().await?;
         if metrics.lines().any(|found| found == line) {
             return Ok(());
         }

@@ -76,7 +76,7 @@ impl Rig {
     }
 
     async fn counted(&self, line: &str) -> Result<f64> {
-        let metrics = reqwest::get(self.gateway.url("/metrics")).await?.text().await?;
+        let metrics = self.gateway.metrics().await?;
         let found = metrics.lines().filter_map(|found| found.strip_prefix(line)?.trim().parse::<f64>().ok());
         Ok(found.sum())
     }
@@ -178,7 +178,7 @@ async fn requests_are_held_until_there_is_a_replica() -> Result<()> {
     rig.gateway.knows("chat", EndpointState::Starting, 1).await?;
     let asked: Vec<_> = (0..5).map(|_| rig.ask("modest", &json!({}))).collect();
     rig.until("stoker_gateway_held{deployment=\"chat.default\"}", |held| held == 5.0).await?;
-    let lines: Value = reqwest::get(rig.gateway.url("/v1/lines")).await?.json().await?;
+    let lines: Value = reqwest::get(rig.gateway.admin_url("/v1/lines")).await?.json().await?;
     assert_eq!(lines, json!({"lines": [{"namespace": "default", "name": "chat", "waiting": 5}]}));
     // One of them is not patient.
     let mut asked = asked.into_iter();

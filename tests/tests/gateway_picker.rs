@@ -114,7 +114,7 @@ async fn a_request_in_full_duplex_goes_where_its_prefix_is_and_comes_back_unchan
         assert!(first.set["x-stoker-prefixes"].split(' ').count() > 2, "{first:?}");
     }
     assert!(used.iter().all(|used| *used > 0), "all eight at one replica: {used:?}");
-    let metrics = reqwest::get(rig.gateway.url("/metrics")).await?.text().await?;
+    let metrics = rig.gateway.metrics().await?;
     assert!(
         metrics.contains("stoker_gateway_requests_total{code=\"200\",deployment=\"chat.default\"} 16"),
         "{metrics}"
@@ -487,7 +487,7 @@ async fn what_a_stream_that_another_proxy_has_used_is_counted_as_its_replica_say
     assert!(seconds > 0.0 && seconds < begun.elapsed().as_secs_f64(), "{account}");
     let family = "stoker_gateway_tenant_device_seconds_total{tenant=\"search\"} ";
     let counted = async || -> Result<f64> {
-        let metrics = reqwest::get(rig.gateway.url("/metrics")).await?.text().await?;
+        let metrics = rig.gateway.metrics().await?;
         Ok(metrics.lines().find_map(|line| line.strip_prefix(family)?.parse().ok()).unwrap_or_default())
     };
     while (counted().await? - seconds).abs() > 1e-9 {

@@ -337,7 +337,7 @@ async fn whoever_goes_on_is_told_what_the_client_has_and_says_whether_it_is_the_
         assert_eq!(headers["x-stoker-drawn"], first.asked.lock().unwrap()[0].0["x-stoker-drawn"]);
         if is_gone_on_with {
             assert_eq!(said, "data: 0\n\ndata: a\n\ndata: b\n\ndata: [DONE]\n\n", "{model}");
-            let metrics = reqwest::get(gateway.url("/metrics")).await?.text().await?;
+            let metrics = gateway.metrics().await?;
             let line = format!("stoker_gateway_resumed_total{{deployment=\"chat.default\",exact=\"{exact}\"}} 1");
             assert!(metrics.contains(&line), "{line}\n{metrics}");
         } else {

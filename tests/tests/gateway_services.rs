@@ -12,7 +12,6 @@ use stoker_crds::endpoints::EndpointState;
 use stoker_tests::{
     agent,
     clients::{Clients, Service},
-    gateway::{GatewayProcess, slice},
     operator::Rig,
 };
 
@@ -90,7 +89,7 @@ fn services_lead_to_gateways_while_there_are_any_and_nobody_notices() {
     let mut town = Town(Rig::start(Audit::Off).unwrap());
     town.0.cluster.node.add_image(IMAGE, agent::binary().unwrap());
     town.0.operator.restart_with(&LED).unwrap();
-    let gateway = GatewayProcess::start(&town.0.operator.url(), &[]).unwrap();
+    let gateway = town.0.led_gateway(&[]).unwrap();
     town.0.cluster.kubectl(&["create", "namespace", "team"]);
     for namespace in NAMESPACES {
         town.0.cluster.apply(&chat(namespace)).unwrap();
@@ -106,7 +105,7 @@ fn services_lead_to_gateways_while_there_are_any_and_nobody_notices() {
         let service = Service { base: town.base(namespace), model: "ember".to_owned() };
         Clients::start(&service, 2, 24, Duration::from_millis(20))
     });
-    town.0.cluster.apply(&slice(true)).unwrap();
+    town.0.cluster.apply(&gateway.slice(true).unwrap()).unwrap();
     town.wait_led(true);
     let pods = NAMESPACES.map(|namespace| town.get("pods", namespace)["items"][0]["metadata"]["name"].clone());
     assert_ne!(pods[0], pods[1]);
@@ -127,9 +126,9 @@ fn services_lead_to_gateways_while_there_are_any_and_nobody_notices() {
     std::thread::sleep(Duration::from_secs(5));
     assert_eq!(NAMESPACES.map(|namespace| town.slices(namespace)), written, "who comes next finds nothing to write");
 
-    town.0.cluster.apply(&slice(false)).unwrap();
+    town.0.cluster.apply(&gateway.slice(false).unwrap()).unwrap();
     town.wait_led(false);
-    town.0.cluster.apply(&slice(true)).unwrap();
+    town.0.cluster.apply(&gateway.slice(true).unwrap()).unwrap();
     town.wait_led(true);
     town.0.operator.restart_with(&[]).unwrap();
     town.wait_led(false);
@@ -151,8 +150,8 @@ fn services_lead_to_gateways_while_there_are_any_and_nobody_notices() {
 fn the_operator_knows_what_waits_in_gateways() {
     let mut town = Town(Rig::start(Audit::Off).unwrap());
     town.0.operator.restart_with(&["--gateway-service", "stoker-system/gateway"]).unwrap();
-    let gateway = GatewayProcess::start(&town.0.operator.url(), &["--hold", "300"]).unwrap();
-    town.0.cluster.apply(&slice(true)).unwrap();
+    let gateway = town.0.led_gateway(&["--hold", "300"]).unwrap();
+    town.0.cluster.apply(&gateway.slice(true).unwrap()).unwrap();
     // Nobody has its image, so no replica ever serves.
     let never = json!({
         "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": "never", "namespace": "default"},
@@ -164,7 +163,7 @@ fn the_operator_knows_what_waits_in_gateways() {
         town.0.block_on(async { reqwest::get(town.0.operator.url() + "/v1/endpoints").await?.json().await }).unwrap();
     let gateways: Vec<&str> = told["gateways"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
     let [address] = gateways.as_slice() else { panic!("gateways are told of each other: {told}") };
-    assert_eq!(*address, format!("127.0.0.1:{}", told["deployments"][0]["port"]), "{told}");
+    assert_eq!(gateway.admin_url(""), format!("http://{address}"), "{told}");
     let held = |town: &Town| {
         let metrics = town.0.block_on(async { reqwest::get(town.0.operator.url() + "/metrics").await?.text().await });
         let line = "stoker_scaling_held_requests{name=\"never\",namespace=\"default\"} ";

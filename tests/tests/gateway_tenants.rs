@@ -62,7 +62,7 @@ impl Rig {
     }
 
     async fn counted(&self, line: &str) -> Result<f64> {
-        let metrics = reqwest::get(self.gateway.url("/metrics")).await?.text().await?;
+        let metrics = self.gateway.metrics().await?;
         let found = metrics.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok());
         Ok(found.unwrap_or(0.0))
     }
@@ -127,9 +127,18 @@ async fn who_may_not_is_told_why_and_nothing_else() -> Result<()> {
     }
     let models = Client::new().get(rig.gateway.url("/v1/models")).bearer_auth("key-of-search").send().await?;
     assert_eq!(models.json::<Value>().await?["data"].as_array().unwrap().len(), 1);
-    for open in ["/healthz", "/readyz", "/metrics"] {
+    for open in ["/healthz", "/readyz"] {
         assert_eq!(reqwest::get(rig.gateway.url(open)).await?.status(), 200, "{open}");
     }
+    for (told_elsewhere, of_it) in [("/metrics", "stoker_gateway_"), ("/v1/lines", "lines"), ("/v1/in-flight", "")] {
+        let refused = Client::new().get(rig.gateway.url(told_elsewhere)).bearer_auth("key-of-all").send().await?;
+        assert_eq!(error_of(refused).await?.1, "unknown_url", "{told_elsewhere}: also not with a key");
+        let told = reqwest::get(rig.gateway.admin_url(told_elsewhere)).await?.chunk().await?;
+        let told = String::from_utf8(told.unwrap_or_default().to_vec())?;
+        assert!(told.contains(of_it), "{told_elsewhere}: {told}");
+    }
+    let asked = Client::new().post(rig.gateway.admin_url(CHAT)).bearer_auth("key-of-search").json(&body("Hi", 1));
+    assert_eq!(error_of(asked.send().await?).await?.0, 404, "nobody is served there, who is or is not a tenant");
     assert!(!rig.gateway.log().contains("key-of"), "{}", rig.gateway.log());
     Ok(())
 }

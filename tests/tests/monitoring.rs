@@ -121,7 +121,7 @@ fn targets(rig: &Rig, gateway: &GatewayProcess) -> Vec<Target> {
     let target = |url: &str, labels, honors_labels| Target { address: address(url), labels, honors_labels };
     let mut targets = vec![
         target(&rig.operator.url(), json!({"namespace": "stoker-system", "pod": "operator-0"}), true),
-        target(gateway.base(), json!({"namespace": "stoker-system", "pod": "gateway-0"}), false),
+        target(&gateway.admin_url(""), json!({"namespace": "stoker-system", "pod": "gateway-0"}), false),
     ];
     targets.extend(rig.pods("chat").unwrap().into_iter().map(|pod| {
         let url = format!("{}:8000", pod.status.unwrap().pod_ip.unwrap());

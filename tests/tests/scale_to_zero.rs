@@ -12,7 +12,7 @@ use stoker_scaling::{DecisionRecord, Replay, explain};
 use stoker_tests::{
     agent,
     clients::{Clients, Service},
-    gateway::{GatewayProcess, slice},
+    gateway::GatewayProcess,
     operator::{Rig, condition, intent_of, serves},
 };
 
@@ -40,7 +40,7 @@ fn town() -> (Rig, GatewayProcess) {
     let mut rig = Rig::start(Audit::Off).unwrap();
     rig.cluster.node.add_image(IMAGE, agent::binary().unwrap());
     rig.operator.restart_with(&LED).unwrap();
-    let gateway = GatewayProcess::start(&rig.operator.url(), &["--hold", "120"]).unwrap();
+    let gateway = rig.led_gateway(&["--hold", "120"]).unwrap();
     (rig, gateway)
 }
 
@@ -73,7 +73,7 @@ fn counted(metrics: &str, line: &str) -> f64 {
 #[test]
 fn the_last_replica_goes_and_whoever_asks_then_is_held_until_the_next_one_answers() {
     let (mut rig, gateway) = town();
-    rig.cluster.apply(&slice(true)).unwrap();
+    rig.cluster.apply(&gateway.slice(true).unwrap()).unwrap();
     rig.apply("chat", spec()).unwrap();
     rig.wait_ready("chat", SOON).unwrap();
     let service = service(&rig);
@@ -92,8 +92,7 @@ fn the_last_replica_goes_and_whoever_asks_then_is_held_until_the_next_one_answer
     rig.operator.kill().unwrap();
     let held = Clients::start(&service, CROWD, 40, Duration::from_millis(20));
     let in_line = |gateway: &GatewayProcess| {
-        let url = gateway.url("/metrics");
-        let metrics = rig.block_on(async { reqwest::get(url).await?.text().await })?;
+        let metrics = rig.block_on(gateway.metrics())?;
         Ok(counted(&metrics, "stoker_gateway_held{deployment=\"chat.default\"}") == CROWD as f64)
     };
     rig.wait("all are held", SOON, |_| in_line(&gateway)).unwrap();
@@ -109,7 +108,7 @@ fn the_last_replica_goes_and_whoever_asks_then_is_held_until_the_next_one_answer
     let deployment = "{name=\"chat\",namespace=\"default\"}";
     let metrics = rig.operator.metrics().unwrap();
     assert_eq!(counted(&metrics, &format!("stoker_scaling_cold_starts_total{deployment}")), 1.0);
-    let waits = rig.block_on(async { reqwest::get(gateway.url("/metrics")).await.unwrap().text().await.unwrap() });
+    let waits = rig.block_on(gateway.metrics()).unwrap();
     assert_eq!(counted(&waits, "stoker_gateway_held_seconds_count{deployment=\"chat.default\"}"), CROWD as f64);
 
     // It drains again, and now somebody asks in the middle of that.
@@ -133,7 +132,7 @@ fn the_last_replica_goes_and_whoever_asks_then_is_held_until_the_next_one_answer
 
 #[test]
 fn without_a_gateway_the_last_replica_stays_and_at_zero_it_comes_back() {
-    let (rig, _gateway) = town();
+    let (rig, gateway) = town();
     rig.apply("chat", spec()).unwrap();
     rig.wait_ready("chat", SOON).unwrap();
     rig.wait("it is refused", SOON, |rig| Ok(said(rig, "Scaling").1 == "NoGateway")).unwrap();
@@ -143,11 +142,11 @@ fn without_a_gateway_the_last_replica_stays_and_at_zero_it_comes_back() {
     assert_eq!(rig.pods("chat").unwrap().len(), 1);
     assert!(records(&rig).iter().all(|record| record.decision.desired == 1));
 
-    rig.cluster.apply(&slice(true)).unwrap();
+    rig.cluster.apply(&gateway.slice(true).unwrap()).unwrap();
     wait_for_zero(&rig);
     assert_eq!(said(&rig, "Scaling").1, "Native");
     // Nobody would hold a request any more, and it would find nothing behind the Service.
-    rig.cluster.apply(&slice(false)).unwrap();
+    rig.cluster.apply(&gateway.slice(false).unwrap()).unwrap();
     rig.wait("one serves", SOON, |rig| Ok(rig.pods("chat")?.iter().any(serves))).unwrap();
     rig.wait("it is refused", SOON, |rig| Ok(said(rig, "Scaling").1 == "NoGateway")).unwrap();
 }

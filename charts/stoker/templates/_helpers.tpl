@@ -38,10 +38,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* The gateway's pods as a peer of a NetworkPolicy. */}}
-{{- define "stoker.gatewayPeer" -}}
-{{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
-{{ dict "namespaceSelector" $namespace "podSelector" (dict "matchLabels" (include "stoker.gatewaySelector" . | fromYaml)) | toJson }}
+{{/* Pods of this release as a peer of a NetworkPolicy. Takes a list: the root, the name of the template of their labels. */}}
+{{- define "stoker.peer" -}}
+{{- $root := index . 0 -}}
+{{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" $root.Release.Namespace) -}}
+{{ dict "namespaceSelector" $namespace "podSelector" (dict "matchLabels" (include (index . 1) $root | fromYaml)) | toJson }}
 {{- end }}
 
 {{/* REPOSITORY:TAG. Takes a list: the image's values, the name of the value, the chart. */}}
@@ -53,12 +54,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* Who may reach replicas, as the operator takes it. An empty list means everybody, the gateway too. */}}
 {{- define "stoker.replicaPeers" -}}
-{{- $namespace := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
-{{- $operator := dict "namespaceSelector" $namespace "podSelector" (dict "matchLabels" (include "stoker.selector" . | fromYaml)) -}}
+{{- $operator := include "stoker.peer" (list . "stoker.selector") | fromJson -}}
 {{- $inference := .Values.agent.networkPolicy.inferenceFrom -}}
 {{- $peers := dict "operator" $operator -}}
 {{- if .Values.gateway.enabled -}}
-{{- $gateway := include "stoker.gatewayPeer" . | fromJson -}}
+{{- $gateway := include "stoker.peer" (list . "stoker.gatewaySelector") | fromJson -}}
 {{- $peers = set $peers "gateways" $gateway -}}
 {{- if $inference -}}
 {{- $inference = append $inference $gateway -}}

@@ -38,6 +38,7 @@ impl GatewayProcess {
         let spec = ComponentSpec {
             name: NAME,
             program: binary,
+            // The port behind it is the one that the operator asks.
             args: vec![format!("--operator={}", operator.url()), format!("--listen={home}:{HTTP_PORT}")],
             env: Vec::new(),
             log: control_plane.log_path(NAME),

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! slot s    127.77.s.1            API server (6443), etcd (2379, 2380), logs (10250, 10251),
-//!                           operator (8080, its pages 8081), gateway (8000, and a port a deployment),
+//!                           operator (8080, its pages 8081), gateway (8000, 8001, and a port a deployment),
 //!                           the claim itself (1077)
 //!           127.77.s.2   - .127   pods of node 0
 //!           127.77.s.128 - .254   pods of node 1
