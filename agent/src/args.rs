@@ -15,7 +15,7 @@ use stoker_edge::{cors::AllowedOrigin, playground::Playground};
 use stoker_engine::DeviceChoice;
 
 use crate::{
-    config::{AnswerWording, StartedBy},
+    config::{AnswerWording, ConfigError, Settings, StartedBy, isa},
     fetch::FetchArgs,
     intent::Authority,
 };
@@ -251,13 +251,24 @@ impl Args {
     }
 
     /// What answers say unasked.
-    pub(crate) fn wording(&self) -> AnswerWording {
+    fn wording(&self) -> AnswerWording {
         AnswerWording { names_tokens_by_id: self.return_tokens_as_token_ids, tells_times: self.per_request_metrics }
     }
 
     /// Whose orders are taken.
-    pub(crate) fn authority(&self) -> Authority {
+    fn authority(&self) -> Authority {
         Authority { pod_uid: self.pod_uid.clone(), keys: self.operator_keys.clone() }
+    }
+
+    /// What the process runs with.
+    pub fn settings(&self) -> Result<Settings, ConfigError> {
+        let mut settings = match &self.config {
+            Some(path) => Settings::of_operator(path, self.authority())?,
+            None => Settings::of_person(self.agent_config(), self.flags.device)?,
+        };
+        settings.limits.isa = isa(self.cpu_isa.as_deref())?;
+        settings.wording = self.wording();
+        Ok(settings)
     }
 
     /// Who wrote the settings: with a configuration file the operator, else a person.
@@ -266,7 +277,7 @@ impl Args {
     }
 
     /// The configuration the flags describe; a file, if given, takes its place.
-    pub(crate) fn agent_config(&self) -> AgentConfig {
+    fn agent_config(&self) -> AgentConfig {
         let flags = self.flags.clone();
         AgentConfig {
             revision: String::new(),

@@ -15,7 +15,6 @@ use stoker_engine::{DeviceChoice, EngineConfig, EngineLimits, ModelFiles, ops::I
 
 use crate::{
     answer::{FormatChoice, UnknownFormat},
-    args::Args,
     builtin,
     health::Patience,
     intent::Authority,
@@ -140,24 +139,13 @@ pub enum ConfigError {
 }
 
 impl Settings {
-    /// The settings the command line asks for.
-    pub fn from_args(args: &Args) -> Result<Self, ConfigError> {
-        let mut settings = match &args.config {
-            Some(path) => Self::of_operator(path, args.authority())?,
-            None => Self::of_person(args)?,
-        };
-        settings.limits.isa = isa(args.cpu_isa.as_deref())?;
-        settings.wording = args.wording();
-        Ok(settings)
-    }
-
-    fn of_person(args: &Args) -> Result<Self, ConfigError> {
-        let mut config = args.agent_config();
+    /// The settings that a person asks for. A model without a name is called by the last part of its source.
+    pub fn of_person(mut config: AgentConfig, device: DeviceChoice) -> Result<Self, ConfigError> {
         if config.model.served_names.is_empty() {
             config.model.served_names.push(own_name(&config.model.source));
         }
         let mut settings = Self::validate(config, StartedBy::Person)?;
-        settings.device = device_of_person(args.flags.device, settings.limits.tensor_parallel);
+        settings.device = device_of_person(device, settings.limits.tensor_parallel);
         Ok(settings)
     }
 
@@ -254,7 +242,7 @@ fn check_ranks(ParallelSettings { tensor }: ParallelSettings, gpus: u32) -> Resu
 }
 
 /// The instructions asked for. A fleet has nodes of several kinds: one whose CPU lacks them serves with its best.
-fn isa(name: Option<&str>) -> Result<Option<Isa>, ConfigError> {
+pub(crate) fn isa(name: Option<&str>) -> Result<Option<Isa>, ConfigError> {
     match name.map(Isa::named).transpose() {
         Ok(isa) => Ok(isa),
         Err(missing) if missing.is_known => {

@@ -81,8 +81,7 @@ fn describe(source: &str) -> anyhow::Result<u8> {
 fn run(args: &Args) -> anyhow::Result<u8> {
     telemetry::init(&args.log).context("log filter")?;
     allocator::use_one_heap();
-    let settings =
-        Settings::from_args(args).map_err(|error| anyhow!(in_words_of(args.started_by(), &error.to_string())))?;
+    let settings = args.settings().map_err(|error| anyhow!(in_words_of(args.started_by(), &error.to_string())))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(http_threads())
         .max_blocking_threads(MAX_BLOCKING_THREADS)

@@ -367,7 +367,7 @@ async fn what_no_embedding_can_be_made_of_is_refused_by_name() {
         (json!({"input": "x", "dimensions": 0}), "dimensions", "between 1 and"),
         (json!({"input": "x", "dimensions": 2}), "dimensions", "between 1 and 1"),
         (json!({"input": "x", "dimension": 1}), "dimension", "did you mean `dimensions`?"),
-        // The simulated device, as a GPU today.
+        // The simulated device, as several GPUs that share a model.
         (json!({"input": "x", "user": "me"}), "input", "does not compute embeddings"),
     ] {
         let (status, answer) = agent.post("/v1/embeddings", body).await;
