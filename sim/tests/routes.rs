@@ -21,6 +21,14 @@ fn conversations_and_agents_find_their_prefix() {
 }
 
 #[test]
+fn prompts_of_a_catalogue_that_no_replica_holds_alone_are_found_where_they_are() {
+    let (ours, in_turn) = (outcome(Kind::Catalogue, RuleName::STOKER), outcome(Kind::Catalogue, RuleName::RoundRobin));
+    let oracle = shared_cache_hits(&load(Kind::Catalogue));
+    assert!(ours.hit_share >= 0.95 * oracle && in_turn.hit_share < 0.7 * oracle, "{ours:?} {in_turn:?} {oracle:.3}");
+    assert!(ours.ttft.p50 < 0.5 * in_turn.ttft.p50 && ours.ttft.p99 < 0.5 * in_turn.ttft.p99, "{ours:?} {in_turn:?}");
+}
+
+#[test]
 fn three_gateways_find_what_one_does_as_far_as_they_hear_of_it() {
     for kind in [Kind::Conversations, Kind::Agents] {
         let hits = |n_gateways, hears| outcome(kind, RuleName::stoker(n_gateways, hears)).hit_share;

@@ -25,7 +25,7 @@ struct Args {
     /// Of everything that is left to chance.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only these kinds of load (shared, chat, agents, unshared) and rules (by their names in figures); repeat for more. Default: all.
+    /// Only these kinds of load (shared, catalogue, chat, agents, unshared) and rules (by their names in figures); repeat for more. Default: all.
     #[arg(long, value_parser = word)]
     only: Vec<String>,
     /// File that figures are appended to. Default: none is written.

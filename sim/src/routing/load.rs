@@ -1,14 +1,19 @@
-//! What is asked: four kinds of load, each by its seed. Conversations go on when they were answered; everything else comes when it comes.
+//! What is asked: five kinds of load, each by its seed. Conversations go on when they were answered; everything else comes when it comes.
 
 use stoker_workload::Rng;
 
 use super::prompt::{Piece, Prompt};
+
+/// System prompts of a catalogue for each replica: 300,000 tokens, three quarters of its cache.
+const CATALOGUE: usize = 150;
 
 /// A kind of load.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
     /// Seven of ten requests begin with one of eight system prompts of 2,000 tokens.
     SharedPrompts,
+    /// The same with [`CATALOGUE`] system prompts for each replica: one of them does not hold all, together they do.
+    Catalogue,
     /// Conversations of several turns, each of which repeats all before it.
     Conversations,
     /// Agents that call again and again behind 20,000 tokens of instructions and tools, in four kinds.
@@ -19,12 +24,14 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::SharedPrompts, Self::Conversations, Self::Agents, Self::NoSharing];
+    pub const ALL: [Self; 5] =
+        [Self::SharedPrompts, Self::Catalogue, Self::Conversations, Self::Agents, Self::NoSharing];
 
     /// One word, for figures.
     pub fn word(self) -> &'static str {
         match self {
             Self::SharedPrompts => "shared",
+            Self::Catalogue => "catalogue",
             Self::Conversations => "chat",
             Self::Agents => "agents",
             Self::NoSharing => "unshared",
@@ -34,23 +41,26 @@ impl Kind {
     /// Sessions that begin in a second, for each replica: such that a fleet which finds prefixes has room, and one which does not has less.
     fn sessions_per_second(self) -> f64 {
         match self {
-            Self::SharedPrompts => 14.0,
+            Self::SharedPrompts | Self::Catalogue => 14.0,
             Self::Conversations => 2.0,
             Self::Agents => 0.5,
             Self::NoSharing => 12.0,
         }
     }
 
-    fn session(self, id: u64, rng: &mut Rng) -> Session {
+    fn session(self, id: u64, n_replicas: usize, rng: &mut Rng) -> Session {
         let unique = |at: u64| id * 1000 + at + 1_000_000;
         let among = |rng: &mut Rng, n: f64| (rng.uniform() * n) as u64;
         let length = |rng: &mut Rng, median: f64| rng.log_normal(median, 0.5).clamp(16.0, 8.0 * median) as u32;
         let (pieces, turns, pause, own, answer) = match self {
-            Self::SharedPrompts if rng.uniform() < 0.7 => {
-                let system = Piece { id: 1 + among(rng, 8.0), tokens: 2000 };
+            Self::SharedPrompts | Self::Catalogue if rng.uniform() < 0.7 => {
+                let n_prompts = if self == Self::Catalogue { CATALOGUE * n_replicas } else { 8 };
+                let system = Piece { id: 1 + among(rng, n_prompts as f64), tokens: 2000 };
                 (vec![system], 1, 0.0, 200.0, 150.0)
             }
-            Self::SharedPrompts => (vec![Piece { id: unique(0), tokens: length(rng, 1000.0) }], 1, 0.0, 200.0, 150.0),
+            Self::SharedPrompts | Self::Catalogue => {
+                (vec![Piece { id: unique(0), tokens: length(rng, 1000.0) }], 1, 0.0, 200.0, 150.0)
+            }
             Self::Conversations => (vec![], 2 + among(rng, 8.0) as u32, 8.0, 250.0, 200.0),
             Self::Agents => {
                 let kind = Piece { id: 1 + among(rng, 4.0), tokens: 12_000 };
@@ -133,7 +143,7 @@ impl Load {
             if now > self.seconds {
                 return sessions;
             }
-            let session = self.kind.session(sessions.len() as u64, &mut rng);
+            let session = self.kind.session(sessions.len() as u64, self.n_replicas, &mut rng);
             sessions.push((now, session));
         }
     }
