@@ -50,6 +50,8 @@ pub enum Case {
     Constrained(u32),
     /// `required_N`: `concurrent_N` with a JSON schema of many required keys each, beside the same token by token just before it.
     Required(u32),
+    /// `embedded_N` and `scored_N`: N prompts of 512 tokens given at once, of which rows are read, beside the same without just before it.
+    Read(Reads, u32),
     /// `neighbour_N`: what N - 1 greedy requests lose when the N-th has every option.
     Neighbour(u32),
     /// `mix_N`: N requests a second, nine of ten with short prompts, one with a long one: see [`mix`].
@@ -58,6 +60,15 @@ pub enum Case {
     Beside(u32),
     /// `http_N`: `concurrent_N` over HTTP and server-sent events, as a share of the engine in process.
     Http(u32),
+}
+
+/// What is read of prompts.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Reads {
+    /// The mean of all tokens' outputs.
+    Embedding,
+    /// Log-probabilities of all tokens, each with five rivals.
+    Scores,
 }
 
 /// Sequences that a `mix_N` is given room for, of as many tokens as its requests have in the mean.
@@ -152,6 +163,7 @@ impl Case {
             | Self::Constrained(n)
             | Self::Required(n)
             | Self::Neighbour(n) => (n, PROMPT_TOKENS, COMPLETION_TOKENS),
+            Self::Read(_, n) => (n, PROMPT_TOKENS, 1),
             Self::Mix(_) => (MIX_SEQUENCES, MIX_TOKENS.0, MIX_TOKENS.1),
             Self::Beside(prompt) => mix::beside_size(prompt),
             Self::PrefixWarm => (1, PREFIX_TOKENS + OWN_TOKENS, 1),
@@ -183,6 +195,7 @@ impl Case {
             Self::Idle => "rss_mb",
             Self::Prefill(_) | Self::Decode(_) | Self::SingleStream | Self::Offline(_) | Self::Sampled(..) => "tok_s",
             Self::Constrained(_) => "share_of_free",
+            Self::Read(..) => "share_of_unread",
             Self::Ttft(_) | Self::PrefixWarm => "ttft_ms",
             Self::Concurrent(_) => "itl_ms",
             Self::SharedPrefix | Self::Required(_) => "gain",
@@ -209,6 +222,8 @@ impl fmt::Display for Case {
             Self::Sampled(kind, n) => write!(f, "sampled_{kind}_{n}"),
             Self::Constrained(n) => write!(f, "constrained_{n}"),
             Self::Required(n) => write!(f, "required_{n}"),
+            Self::Read(Reads::Embedding, n) => write!(f, "embedded_{n}"),
+            Self::Read(Reads::Scores, n) => write!(f, "scored_{n}"),
             Self::Neighbour(n) => write!(f, "neighbour_{n}"),
             Self::Mix(n) => write!(f, "mix_{n}"),
             Self::Beside(n) => write!(f, "beside_{n}"),
@@ -235,6 +250,8 @@ impl FromStr for Case {
             Some(("http", n)) => Ok(Self::Http(n)),
             Some(("constrained", n)) => Ok(Self::Constrained(n)),
             Some(("required", n)) => Ok(Self::Required(n)),
+            Some(("embedded", n)) => Ok(Self::Read(Reads::Embedding, n)),
+            Some(("scored", n)) => Ok(Self::Read(Reads::Scores, n)),
             Some(("neighbour", n)) => Ok(Self::Neighbour(n)),
             Some(("mix", n)) => Ok(Self::Mix(n)),
             Some(("beside", n)) => Ok(Self::Beside(n)),
@@ -253,7 +270,7 @@ fn no_case(name: &str) -> String {
     let kinds = Kind::ALL.map(|kind| kind.to_string()).join(", ");
     format!(
         "{name} is not a case: use start, idle, single_stream, prefix_warm_2k, shared_prefix, or prefill_N, decode_N, \
-         ttft_N, concurrent_N, offline_N, mix_N, beside_N, http_N, neighbour_N, constrained_N, required_N, sampled_KIND_N with a number N and a KIND of {kinds}"
+         ttft_N, concurrent_N, offline_N, mix_N, beside_N, http_N, neighbour_N, constrained_N, required_N, embedded_N, scored_N, sampled_KIND_N with a number N and a KIND of {kinds}"
     )
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    case::{Case, OWN_TOKENS, PREFIX_COMPLETION_TOKENS, PREFIX_REQUESTS, PREFIX_TOKENS, Size},
+    case::{Case, OWN_TOKENS, PREFIX_COMPLETION_TOKENS, PREFIX_REQUESTS, PREFIX_TOKENS, Reads, Size},
     constrained::{self, TokenByToken},
     mix::{self, Answer, Arrival},
     prompts::Prompts,
@@ -19,7 +19,7 @@ use crate::{
 };
 use anyhow::{Context, Result, bail, ensure};
 use stoker_engine::{
-    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, KvCacheDtype, ModelFiles,
+    DeviceChoice, Engine, EngineConfig, EngineHandle, EngineLimits, FinishReason, KvCacheDtype, ModelFiles, Pooling,
     Quantization, RejectReason, Request, RequestEvent, RequestStream, SamplingParams, StopParams, TokenId,
     constraint::Constraint,
     grammar::{GrammarCompiler, GrammarSpec},
@@ -192,6 +192,7 @@ impl InProcess {
             Case::Neighbour(_) => self.neighbour(size),
             Case::Constrained(_) => self.constrained(size),
             Case::Required(_) => self.required(size),
+            Case::Read(reads, _) => self.read(size, reads),
             Case::Mix(rate) => Ok(mix::readings(&self.answers(&mix::arrivals(rate))?)),
             Case::Beside(tokens) => Ok(mix::beside_readings(&self.answers(&mix::beside(tokens))?)),
             Case::Start | Case::Idle | Case::Http(_) => {
@@ -279,6 +280,27 @@ impl InProcess {
             Reading::new("tok_s", size.all_completion_tokens() / seconds),
             Reading::new("forced_share", (after.forced_tokens - before.forced_tokens) as f64 / n_tokens),
         ])
+    }
+
+    /// Prompts of which nothing is read first, so that both find the chip as warm.
+    fn read(&mut self, size: Size, reads: Reads) -> Result<Vec<Reading>> {
+        let without = self.fresh_together(size)?;
+        let prompts = self.prompts.many(size.requests, size.prompt_tokens);
+        let vocab_size = self.engine.model().vocab_size;
+        let ask = |prompt| {
+            let Asked { sampling, .. } = Kind::Greedy.asked(vocab_size, 0);
+            let plain = Request { prompt, sampling, stop: endless(size.completion_tokens), ..Request::default() };
+            self.engine.submit(match reads {
+                Reads::Embedding => Request { pooling: Some(Pooling::Mean), ..plain },
+                Reads::Scores => Request { prompt_logprobs: Some(5), ..plain },
+            })
+        };
+        let begun = Instant::now();
+        let mut streams = prompts.into_iter().map(ask).collect::<Result<Vec<_>, _>>()?;
+        streams.iter_mut().try_for_each(|stream| to_the_end(stream, size.completion_tokens))?;
+        let seconds = begun.elapsed().as_secs_f64();
+        let n_tokens = f64::from(size.requests * size.prompt_tokens);
+        Ok(vec![Reading::new("share_of_unread", without / seconds), Reading::new("tok_s", n_tokens / seconds)])
     }
 
     /// A schema a request.

@@ -56,6 +56,7 @@ impl Phases {
             | Case::Sampled(..)
             | Case::Neighbour(_)
             | Case::Constrained(_)
+            | Case::Read(..)
             | Case::Required(_)
             | Case::Mix(_)
             | Case::Beside(_)

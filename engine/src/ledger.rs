@@ -160,6 +160,7 @@ impl Ledger {
                 }));
             }
             (PromptRead::Embedding(pooled), RowsRead::Outputs { values, width }) => pooled.add(&values, width),
+            (PromptRead::Embedding(pooled), RowsRead::Sum { sums, n_rows }) => pooled.add_sums(&sums, n_rows),
             (_, rows) => unreachable!("{rows:?} were not asked for"),
         }
     }

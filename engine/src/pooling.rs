@@ -106,6 +106,13 @@ impl Pooled {
         }
     }
 
+    /// Takes in the sums of so many rows' outputs.
+    pub(crate) fn add_sums(&mut self, sums: &[f64], n_rows: usize) {
+        self.sum.resize(sums.len(), 0.0);
+        self.sum.iter_mut().zip(sums).for_each(|(sum, more)| *sum += more);
+        self.n_rows += n_rows;
+    }
+
     /// Their mean.
     pub(crate) fn mean(&self) -> Vec<f32> {
         self.sum.iter().map(|sum| (sum / self.n_rows as f64) as f32).collect()

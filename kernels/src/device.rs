@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use cudarc::driver::{
-    CudaContext, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits, result,
+    CudaContext, CudaSlice, CudaStream, CudaView, DeviceRepr, ValidAsZeroBits, result,
     sys::{self, CUdevice_attribute as Attribute},
 };
 
@@ -164,6 +164,13 @@ impl Device {
     /// A buffer with these values.
     pub fn holding<T: DeviceRepr>(&self, values: &[T]) -> Result<CudaSlice<T>, KernelError> {
         self.stream.clone_htod(values).map_err(KernelError::driver("copy to the device"))
+    }
+
+    /// Values as everything launched so far leaves them; waits for it.
+    pub fn held<T: DeviceRepr>(&self, values: &CudaView<'_, T>) -> Result<Vec<T>, KernelError> {
+        let values = self.stream.clone_dtoh(values).map_err(KernelError::driver("copy from the device"))?;
+        self.synchronize()?;
+        Ok(values)
     }
 
     /// Bytes of its memory that nobody uses, and all.

@@ -303,6 +303,8 @@ entries! {
     Sample = "sample" "sample",
     SampleShared = "sample_shared" "sample_shared",
     SampleOptions = "sample_options" "sample_options",
+    ScoreTokens = "score_tokens" "score_tokens",
+    SumRows = "sum_rows" "sum_rows",
     RepackPacked = "repack_int4" "repack_packed",
     RepackGptq = "repack_int4" "repack_gptq",
     RepackAwq = "repack_int4" "repack_awq",

@@ -5,6 +5,18 @@
 //! Everything runs in order on the one stream of a [`Device`]; nothing here waits for the GPU or allocates while
 //! launching, so any sequence of launches may be captured into a graph.
 
+/// Plain numbers without padding, as the kernels read them.
+macro_rules! records {
+    ($($record:ty),*) => {$(
+        // SAFETY: plain numbers without padding, as the kernels read them.
+        unsafe impl cudarc::driver::DeviceRepr for $record {}
+        // SAFETY: as above: any bits are a value.
+        unsafe impl bytemuck::Zeroable for $record {}
+        // SAFETY: as above.
+        unsafe impl bytemuck::Pod for $record {}
+    )*};
+}
+
 pub mod attention;
 pub mod blas;
 pub mod cache;
@@ -30,6 +42,7 @@ pub mod pointwise;
 pub mod quantise;
 pub mod ranks;
 pub mod readback;
+pub mod reads;
 pub mod reference;
 pub mod sampling;
 pub mod skinny;

@@ -123,17 +123,6 @@ pub struct SlotEntry {
     pub n_edits: u32,
 }
 
-/// Plain numbers without padding, as the kernels read them.
-macro_rules! records {
-    ($($record:ty),*) => {$(
-        // SAFETY: plain numbers without padding, as the kernels read them.
-        unsafe impl cudarc::driver::DeviceRepr for $record {}
-        // SAFETY: as above: any bits are a value.
-        unsafe impl bytemuck::Zeroable for $record {}
-        // SAFETY: as above.
-        unsafe impl bytemuck::Pod for $record {}
-    )*};
-}
 records!(SampleRow, TokenEdit, SlotEntry);
 
 // The memory plan counts by these.

@@ -50,11 +50,13 @@ fatbins!(
     "sample_options",
     "sample_shared",
     "sampling_floor_sm90",
+    "score_tokens",
     "silu_mul",
     "skinny_gemm",
     "skinny_gemm_sm90",
     "skinny_int4_sm90",
     "softcap",
+    "sum_rows",
     "unpack_blocks",
     "widen_int4"
 );

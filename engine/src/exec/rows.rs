@@ -77,6 +77,13 @@ pub enum RowsRead {
         /// The model's hidden size.
         width: usize,
     },
+    /// The same added up, by a device whose outputs have so few bits that no order of adding them matters.
+    Sum {
+        /// One for each column.
+        sums: Vec<f64>,
+        /// How many rows.
+        n_rows: usize,
+    },
 }
 
 /// What a row says of the token behind it.

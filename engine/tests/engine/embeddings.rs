@@ -11,16 +11,16 @@ use crate::{
     goldens::{F32_TOLERANCE, Golden},
 };
 
-fn model(name: &str) -> PathBuf {
+pub(crate) fn model(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens/embeddings").join(name)
 }
 
-fn asked(prompt: Vec<TokenId>, pooling: Pooling) -> Request {
+pub(crate) fn asked(prompt: Vec<TokenId>, pooling: Pooling) -> Request {
     Request { pooling: Some(pooling), ..common::greedy(prompt, 1) }
 }
 
 /// What is told of a request, once and before its token.
-fn vector(engine: &EngineHandle, request: Request) -> Vec<f32> {
+pub(crate) fn vector(engine: &EngineHandle, request: Request) -> Vec<f32> {
     let mut stream = engine.submit(request).unwrap();
     let Some(RequestEvent::Embedding(vector)) = stream.blocking_next() else { panic!("a vector comes first") };
     while let Some(event) = stream.blocking_next() {

@@ -14,6 +14,7 @@ mod cuda_grammars;
 mod cuda_invariance;
 mod cuda_quantised;
 mod cuda_ranks;
+mod cuda_reads;
 mod determinism;
 mod embeddings;
 mod families;

@@ -5,7 +5,7 @@ use stoker_engine::{EngineHandle, EngineLimits, PromptPosition, Request, Request
 use crate::common;
 
 /// What is told of a request's prompt, and the tokens that follow.
-fn scored(engine: &EngineHandle, request: Request) -> (Vec<PromptPosition>, Vec<TokenId>) {
+pub(crate) fn scored(engine: &EngineHandle, request: Request) -> (Vec<PromptPosition>, Vec<TokenId>) {
     let mut stream = engine.submit(request).unwrap();
     let (mut told, mut generated) = (Vec::new(), Vec::new());
     while let Some(event) = stream.blocking_next() {

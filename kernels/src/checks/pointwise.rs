@@ -16,6 +16,7 @@ use crate::{
         AddBias, AddRmsNorm, Embed, GeluMul, NormChain, NormPart, QkNorm, RmsNorm, RopeKv, Rotary, SiluMul, Softcap,
         angle_table,
     },
+    reads::{RowSegment, SumRows},
     reference,
 };
 
@@ -33,6 +34,7 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
         outcomes.push(add_bias(gpu, n_rows, width)?);
         outcomes.push(softcap(gpu, n_rows, width)?);
         outcomes.push(norm_part(gpu, n_rows, width)?);
+        outcomes.push(sum_rows(gpu, n_rows, width)?);
         for weight in [NormWeight::Factor, NormWeight::OnePlusFactor] {
             for chain in [Chain::Norm, Chain::NormAdd, Chain::NormAddNorm] {
                 outcomes.extend(norm_chain(gpu, (n_rows, width), chain, weight)?);
@@ -147,6 +149,32 @@ fn add_bias(gpu: &mut Gpu, n_rows: usize, width: usize) -> Result<Outcome, Kerne
     gpu.kernels.add_bias(AddBias { x: out.view(), bias: bias_gpu.as_view() })?;
     let wanted: Vec<f32> = x.chunks(width).flat_map(|row| row.iter().zip(&bias).map(|(x, b)| x + b)).collect();
     outcome(gpu, "add_bias", format!("{n_rows} x {width}"), &out, &wanted)
+}
+
+/// Of three segments, the first of which goes on where another left off, with the rows between two of them left out.
+fn sum_rows(gpu: &mut Gpu, n_rows: usize, width: usize) -> Result<Outcome, KernelError> {
+    let n_rows = 3 * n_rows;
+    let rows = gpu.noise.normals(n_rows * width);
+    let before: Vec<f64> = (0..3 * width).map(|i| i as f64).collect();
+    let segment =
+        |slot, first: usize, end: usize| RowSegment { slot, first_row: first as u32, n_rows: (end - first) as u32 };
+    let segments = [segment(2, 0, n_rows / 3), segment(0, n_rows / 3 + 1, n_rows)];
+    let (on_device, chosen, mut sums) = (gpu.upload_bf16(&rows)?, gpu.upload(&segments)?, gpu.upload(&before)?);
+    gpu.kernels.sum_rows(SumRows {
+        sums: sums.as_view_mut(),
+        rows: on_device.as_view(),
+        segments: chosen.as_view(),
+        width,
+    })?;
+    let mut wanted = before;
+    for RowSegment { slot, first_row, n_rows } in segments {
+        for row in rows.chunks(width).skip(first_row as usize).take(n_rows as usize) {
+            let sum = &mut wanted[slot as usize * width..][..width];
+            sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
+        }
+    }
+    let differ = gpu.download(&sums)?.iter().zip(&wanted).filter(|(found, wanted)| found != wanted).count();
+    Ok(Outcome { op: "sum_rows", case: format!("{n_rows} x {width}"), error: differ as f64, limit: 0.0 })
 }
 
 fn softcap(gpu: &mut Gpu, n_rows: usize, width: usize) -> Result<Outcome, KernelError> {

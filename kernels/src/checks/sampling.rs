@@ -8,6 +8,7 @@ use super::{Gpu, Outcome};
 use crate::{
     KernelError,
     noise::Noise,
+    reads::{SCORE_WORDS, ScoreTokens, TokenScore},
     reference::{self, RowHistory},
     sampling::{
         LOGPROB_WORDS, LOGPROBS_MAX, MarkTokens, Marks, NO_TOKEN, Sample, SampleOptions, SampleRow, SampleScratch,
@@ -40,6 +41,9 @@ fn run(gpu: &mut Gpu, vocabularies: &[usize], repeats: usize) -> Result<Vec<Outc
     for &vocab in vocabularies {
         for spread in [Spread::Real, Spread::Tied] {
             outcomes.extend(draws(gpu, Case { vocab, repeats, spread })?);
+            for (n_rows, n_top) in [(1, 0), (7, 1), (19, 5), (3, LOGPROBS_MAX)] {
+                outcomes.push(scores(gpu, (vocab, spread), n_rows, n_top)?);
+            }
         }
     }
     Ok(outcomes)
@@ -212,14 +216,56 @@ fn enter_slots(gpu: &Gpu, asked: &[Asked], marks: &mut Marks) -> Result<(), Kern
     Ok(())
 }
 
+impl Spread {
+    fn logits(self, noise: &mut Noise, n: usize) -> Vec<f32> {
+        let logit = |noise: &mut Noise| match self {
+            Self::Real => 3.0 * noise.normal(),
+            Self::Tied => noise.below(4) as f32,
+        };
+        (0..n).map(|_| logit(noise)).collect()
+    }
+}
+
+/// Given tokens: their log-probabilities, ranks and the likeliest beside; the last row has a NaN.
+fn scores(
+    gpu: &mut Gpu,
+    (vocab, spread): (usize, Spread),
+    n_rows: usize,
+    n_top: usize,
+) -> Result<Outcome, KernelError> {
+    let mut logits = spread.logits(&mut gpu.noise, (n_rows + 1) * vocab);
+    let at = gpu.noise.below(vocab);
+    logits[n_rows * vocab + at] = f32::NAN;
+    let given: Vec<u32> = (0..=n_rows).map(|_| gpu.noise.below(vocab) as u32).collect();
+    let (on_device, tokens) = (gpu.upload(&logits)?, gpu.upload(&given)?);
+    let mut out = gpu.upload(&vec![0u32; given.len() * SCORE_WORDS])?;
+    gpu.kernels.score_tokens(ScoreTokens {
+        out: out.as_view_mut(),
+        logits: on_device.as_view(),
+        tokens: tokens.as_view(),
+        vocab,
+        n_top,
+    })?;
+    let words = gpu.download(&out)?;
+    let error = |((words, logits), &token): ((&[u32], &[f32]), &u32)| {
+        let n_larger = logits.iter().filter(|logit| **logit > logits[token as usize]).count();
+        match words[LOGPROB_WORDS] as usize == n_larger + 1 {
+            true => distance(words, logits, token, n_top),
+            false => f64::INFINITY,
+        }
+    };
+    let rows = words.chunks(SCORE_WORDS).zip(logits.chunks(vocab)).zip(&given).take(n_rows);
+    let broken = TokenScore::of(&words[n_rows * SCORE_WORDS..]);
+    let says_so = broken.logprob.is_nan() && broken.rank == 1 && broken.top.is_empty();
+    let worst = rows.map(error).fold(if says_so { 0.0 } else { f64::INFINITY }, f64::max);
+    let case = format!("{n_rows} rows of {vocab}, {n_top} beside, {spread:?}");
+    Ok(Outcome { op: "score_tokens", case, error: worst, limit: LOGPROB_LIMIT })
+}
+
 fn draws(gpu: &mut Gpu, case: Case) -> Result<[Outcome; 2], KernelError> {
     let Case { vocab, spread, .. } = case;
     let mut asked = asked(&mut gpu.noise, case);
-    let logit = |noise: &mut Noise| match spread {
-        Spread::Real => 3.0 * noise.normal(),
-        Spread::Tied => noise.below(4) as f32,
-    };
-    let logits: Vec<f32> = (0..asked.len() * vocab).map(|_| logit(&mut gpu.noise)).collect();
+    let logits = spread.logits(&mut gpu.noise, asked.len() * vocab);
     let mut bench = Bench::new(gpu, &asked, &logits, vocab)?;
     let (mut n_different, mut worst) = (0, 0.0f64);
     for _ in 0..STEPS {
@@ -280,7 +326,7 @@ impl Asked {
     }
 }
 
-/// Infinite where tokens are not those of the reference: equal logits come with the lowest token first.
+/// Infinite where tokens are not those of the reference: equal logits come with the lowest token first. `words` may go on behind theirs.
 fn distance(words: &[u32], logits: &[f32], token: u32, n_top: usize) -> f64 {
     let (chosen, top) = reference::logprobs(logits, token, n_top);
     let found = |word: u32| f64::from(f32::from_bits(word));

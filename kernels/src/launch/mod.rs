@@ -19,7 +19,7 @@ pub use self::{
         skinny_gemm_int4,
     },
     reduce::{Reduced, Way, gather_logits, meet_ranks, reduce, reduce_shares, shares_rows},
-    sampling::{mark_tokens, sample, sample_options, sampling_floor},
+    sampling::{mark_tokens, sample, sample_options, sampling_floor, score_tokens, sum_rows},
     unpack::{CodeLines, repack_int4, unpack_blocks, widen_int4},
 };
 pub use stoker_fit::gpu::{

@@ -31,6 +31,21 @@ pub fn sample_options(rows: Rows) -> Result<LaunchConfig, KernelError> {
     Ok(config(Entry::SampleOptions, [count(rows.n_rows), 1, 1], 1024))
 }
 
+/// Given tokens after rows of logits: a block a row.
+pub fn score_tokens(rows: Rows) -> Result<LaunchConfig, KernelError> {
+    not_empty("score_tokens", rows.width)?;
+    tiles("score_tokens", rows.n_rows)?;
+    Ok(config(Entry::ScoreTokens, [count(rows.n_rows), 1, 1], 1024))
+}
+
+/// Sums of segments of rows: a block has 256 columns of one.
+pub fn sum_rows(n_segments: usize, width: usize) -> Result<LaunchConfig, KernelError> {
+    not_empty("sum_rows", width)?;
+    not_empty("sum_rows", n_segments)?;
+    tiles("sum_rows", n_segments)?;
+    Ok(config(Entry::SumRows, [count(width.div_ceil(256)), count(n_segments), 1], 256))
+}
+
 /// The draw over rows of logits: pieces of 4096 logits, but no more than two rounds of blocks for the chip.
 pub fn sample(rows: Rows) -> Result<LaunchConfig, KernelError> {
     not_empty("sample", rows.width)?;

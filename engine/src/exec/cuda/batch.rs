@@ -68,6 +68,8 @@ pub(super) struct Batch<'a> {
     /// Decodes, then prefill chunks, each in the step's order.
     chunks: Vec<StepChunk<'a>>,
     n_decode: usize,
+    /// Where the step's chunks begin, in its order.
+    first_rows: Vec<u32>,
     /// Rows that are drawn, in the step's order.
     sampled_rows: Vec<u32>,
     /// How they are drawn.
@@ -94,12 +96,13 @@ impl<'a> Batch<'a> {
         });
         let decodes = plan_decode(&contexts.collect::<Vec<_>>(), limits.heads, limits.policy);
         let prefills = prefill_chunks(&chunks, n_decode);
-        let (sampled_rows, specs) = sampled(step, n_decode, &limits);
+        let first_rows = first_rows(step, n_decode, &limits);
+        let (sampled_rows, specs) = sampled(step, &first_rows);
         let draws = Draws::new(&specs, limits.vocab);
         let drawn = drawn_chunks(&prefills, &chunks[n_decode..]);
         let [tiles, drawn_tiles] =
             [&prefills, &drawn].map(|chunks| plan_prefill(chunks, limits.heads, limits.prefill_split));
-        Self { chunks, n_decode, sampled_rows, specs, draws, decodes, tiles, drawn_tiles, limits }
+        Self { chunks, n_decode, first_rows, sampled_rows, specs, draws, decodes, tiles, drawn_tiles, limits }
     }
 
     /// Draws after every row, not only where the step asks: for comparing logits.
@@ -108,6 +111,16 @@ impl<'a> Batch<'a> {
         self.drawn_tiles.clone_from(&self.tiles);
         self.specs.clear();
         self.draws = Draws::new(&[], self.limits.vocab);
+    }
+
+    /// Rows are read beside: all attend in the last layer, too.
+    pub(super) fn attend_everywhere(&mut self) {
+        self.drawn_tiles.clone_from(&self.tiles);
+    }
+
+    /// The first row of one of the step's chunks.
+    pub(super) fn first_row(&self, chunk_idx: usize) -> u32 {
+        self.first_rows[chunk_idx]
     }
 
     fn n_rows(&self) -> usize {
@@ -128,25 +141,26 @@ impl<'a> Batch<'a> {
     /// function of the bucket alone.
     pub(super) fn shape(&self) -> StepShape {
         let (n_rows, n_sampled) = (self.n_rows(), self.sampled_rows.len());
-        let blocks_per_row = self.limits.blocks_per_row();
         let is_decode = self.n_decode == n_rows && n_sampled == n_rows;
         let decodes = is_decode.then(|| decode_shape(bucket(n_rows, self.limits.max_num_seqs), &self.limits));
         let is_end_of_prompt = self.chunks.len() == 1 && self.n_decode == 0 && n_sampled == 1;
         let bucket = prompt_bucket(n_rows, self.limits.max_rows).filter(|_| is_end_of_prompt);
         let recorded = decodes.or_else(|| Some(prompt_shape(bucket?, &self.limits)));
-        if let Some(shape) = recorded.filter(|shape| self.fits(shape)) {
-            return shape;
-        }
+        recorded.filter(|shape| self.fits(shape)).unwrap_or_else(|| self.own_shape())
+    }
+
+    /// What it has, without padding.
+    pub(super) fn own_shape(&self) -> StepShape {
         StepShape {
-            n_rows,
+            n_rows: self.n_rows(),
             n_decode: self.n_decode,
             n_items: self.decodes.items.len(),
             n_tiles: self.tiles.len(),
             n_drawn_tiles: self.drawn_tiles.len(),
             n_sequences: self.chunks.len(),
-            n_sampled,
+            n_sampled: self.sampled_rows.len(),
             sampled: Sampled::Listed,
-            blocks_per_row,
+            blocks_per_row: self.limits.blocks_per_row(),
         }
     }
 
@@ -261,16 +275,23 @@ fn drawn_chunks(prefills: &[PrefillChunk], chunks: &[StepChunk<'_>]) -> Vec<Pref
     drawn.map(|(prefill, _)| last_row(prefill)).collect()
 }
 
-/// The rows that the step draws after and how, in its order.
-fn sampled<'a>(step: &Step<'a>, n_decode: usize, limits: &BatchLimits) -> (Vec<u32>, Vec<SampleSpec<'a>>) {
+/// Where each of the step's chunks begins.
+fn first_rows(step: &Step<'_>, n_decode: usize, limits: &BatchLimits) -> Vec<u32> {
     let (mut decode_row, mut prefill_row) = (0, n_decode);
-    let mut last_row = |chunk: &StepChunk<'_>| {
+    let mut first_row = |chunk: &StepChunk<'_>| {
         let next = if limits.decodes(chunk) { &mut decode_row } else { &mut prefill_row };
         *next += chunk.input.n_tokens();
-        *next as u32 - 1
+        (*next - chunk.input.n_tokens()) as u32
     };
-    let drawn = step.chunks.iter().map(|chunk| (last_row(chunk), chunk.sample));
-    drawn.filter_map(|(row, sample)| Some((row, sample?))).unzip()
+    step.chunks.iter().map(&mut first_row).collect()
+}
+
+/// The rows that the step draws after and how, in its order.
+fn sampled<'a>(step: &Step<'a>, first_rows: &[u32]) -> (Vec<u32>, Vec<SampleSpec<'a>>) {
+    let last_row = |(chunk, first_row): (&StepChunk<'a>, &u32)| {
+        Some((first_row + chunk.input.n_tokens() as u32 - 1, chunk.sample?))
+    };
+    step.chunks.iter().zip(first_rows).filter_map(last_row).unzip()
 }
 
 fn slot(chunk: &StepChunk<'_>, position: usize) -> i32 {

@@ -18,12 +18,13 @@ use super::{
     kv_scales::{self, Found, Scale},
     layout::{Sampled as SampledRows, StepLayout, StepShape, buckets, prompt_buckets},
     masks::MaskInputs,
+    reads::RowReads,
     sampling::Draws,
     slots::Newcomers,
 };
 use crate::{
     constraint::Masks,
-    exec::ExecError,
+    exec::{ExecError, RowsRead, RowsSpec},
     kv::{BlockId, blocks_for},
     request::{RequestId, TokenId},
     sched::{ChunkInput, MAX_STEPS_IN_FLIGHT, Step, StepChunk, StepOutput},
@@ -65,6 +66,8 @@ struct InFlight {
     predecessor: Predecessor,
     shape: StepShape,
     draws: Draws,
+    /// What rows of it hold that were read.
+    read: Vec<RowsRead>,
 }
 
 /// A recorded step.
@@ -265,9 +268,30 @@ impl CudaRank {
         self.inputs.upload(layout.whole, nobody.used_table(layout), |filling| nobody.fill(layout, filling))
     }
 
-    fn launch_step(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), KernelError> {
+    /// The same of a step of which rows are read, one by one; waits for these.
+    fn compute_and_read(
+        &mut self,
+        batch: &Batch<'_>,
+        shape: &StepShape,
+        wanted: &[RowsSpec],
+    ) -> Result<Vec<RowsRead>, KernelError> {
+        let layout = StepLayout::new(shape);
+        self.inputs.upload(layout.whole, batch.used_table(&layout), |filling| batch.fill(&layout, filling))?;
+        let Self { forward, inputs, limits, .. } = self;
+        self.spans[self.n_launched % N_SPANS].begin(forward.device())?;
+        let step = StepInputs { shape, layout: &layout, packed: inputs, policy: limits.policy };
+        let reads = RowReads::new(wanted, |chunk_idx| batch.first_row(chunk_idx));
+        let read = forward.launch_and_read(step, &reads)?;
+        self.near_ends[self.n_launched % MAX_STEPS_IN_FLIGHT].set(forward.device())?;
+        Ok(read.shared_out(wanted, forward.model().hidden))
+    }
+
+    fn launch_step(&mut self, batch: &Batch<'_>, shape: &StepShape, wanted: &[RowsSpec]) -> Result<(), KernelError> {
         let number = self.n_launched;
-        self.compute(batch, shape)?;
+        let read = match wanted.is_empty() {
+            true => self.compute(batch, shape).map(|()| Vec::new())?,
+            false => self.compute_and_read(batch, shape, wanted)?,
+        };
         let draws = batch.draws().clone();
         let forward = &mut self.forward;
         self.newcomers.bring(batch.specs(), |packed, layout| forward.enter_slots(packed, layout))?;
@@ -281,7 +305,7 @@ impl CudaRank {
         }
         let predecessor = if self.in_flight.is_empty() { Predecessor::Over } else { Predecessor::UnderWay };
         self.n_launched += 1;
-        self.in_flight.push_back(InFlight { number, predecessor, shape: *shape, draws });
+        self.in_flight.push_back(InFlight { number, predecessor, shape: *shape, draws, read });
         Ok(())
     }
 
@@ -342,7 +366,18 @@ impl CudaRank {
     /// As [`Executor`](crate::exec::Executor) does, for one of the ranks that all do.
     pub(super) fn launch(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), ExecError> {
         assert!(self.in_flight.len() < MAX_STEPS_IN_FLIGHT, "a step is finished before a third one is launched");
-        self.launch_step(batch, shape).map_err(|error| self.failed(shape, &error))
+        self.launch_step(batch, shape, &[]).map_err(|error| self.failed(shape, &error))
+    }
+
+    /// The same of a step of which rows are read, all of which attend.
+    pub(super) fn launch_and_read(&mut self, batch: &Batch<'_>, wanted: &[RowsSpec]) -> Result<(), ExecError> {
+        let shape = batch.own_shape();
+        self.launch_step(batch, &shape, wanted).map_err(|error| self.failed(&shape, &error))
+    }
+
+    /// Whether rows can be read.
+    pub(super) fn reads_rows(&self) -> bool {
+        self.forward.reads_rows()
     }
 
     pub(super) fn constrain(&mut self, masks: Masks<'_>) -> Result<(), ExecError> {
@@ -365,10 +400,12 @@ impl CudaRank {
         self.in_flight.pop_front().expect("it launched what the first one did");
     }
 
-    pub(super) fn finish(&mut self) -> Result<StepOutput, ExecError> {
+    /// What the oldest step drew, and what rows of it hold that were read.
+    pub(super) fn finish(&mut self) -> Result<(StepOutput, Vec<RowsRead>), ExecError> {
         let step = self.in_flight.pop_front().expect("finish is called once for each launch");
         self.idle_seconds = None;
-        self.output_of(&step).map_err(|error| self.failed(&step.shape, &error))
+        let output = self.output_of(&step).map_err(|error| self.failed(&step.shape, &error))?;
+        Ok((output, step.read))
     }
 
     pub(super) fn idle_seconds(&self) -> Option<f64> {

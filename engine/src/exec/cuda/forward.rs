@@ -2,6 +2,8 @@
 //! writes. The same function runs a step eagerly and is recorded into a graph. Which operations there are, and by which kernels,
 //! is the program's: `program.rs`.
 
+mod reading;
+
 use std::ops::Range;
 
 use stoker_fit::gpu::Capacity;
@@ -118,11 +120,7 @@ impl Forward {
     /// The logits of drawn row `row`, gathered where ranks have shares of them, copied to the host after everything launched so far has run.
     pub(super) fn logits(&self, row: usize) -> Result<Vec<f32>, KernelError> {
         let vocab = self.shape.vocab;
-        let stream = self.device().stream();
-        let copied = stream.clone_dtoh(&self.buffers.logits.slice(row * vocab..(row + 1) * vocab));
-        let row = copied.map_err(KernelError::driver("copy logits from the device"))?;
-        self.device().synchronize()?;
-        Ok(row)
+        self.device().held(&self.buffers.logits.slice(row * vocab..(row + 1) * vocab))
     }
 
     /// What the last step drew, on the device: tokens, then log-probabilities behind all tokens that there may be.

@@ -22,6 +22,7 @@ mod memory;
 mod open;
 mod program;
 mod ranks;
+mod reads;
 mod sampling;
 mod shape;
 mod slots;

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     constraint::Masks,
-    exec::{ExecError, Executor},
+    exec::{Abilities, ExecError, Executor, RowsRead, RowsSpec},
     pool::Pool,
     request::TokenId,
     sched::{MAX_STEPS_IN_FLIGHT, Step, StepOutput},
@@ -24,12 +24,16 @@ pub struct CudaExecutor {
     /// One a rank, the caller's for the first.
     threads: Pool,
     limits: BatchLimits,
+    /// Rows that are read of the step that is launched next.
+    wanted: Vec<RowsSpec>,
+    /// What rows of the step finished last hold.
+    read: Vec<RowsRead>,
 }
 
 impl CudaExecutor {
     /// Over ranks that know where each other's memory is.
     pub(super) fn new(ranks: Vec<CudaRank>, threads: Pool, limits: BatchLimits) -> Self {
-        Self { ranks, threads, limits }
+        Self { ranks, threads, limits, wanted: Vec::new(), read: Vec::new() }
     }
 
     /// Real steps over the first KV block, so that the first request finds kernels loaded and steps recorded.
@@ -75,6 +79,12 @@ impl CudaExecutor {
     fn launch_batch(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), ExecError> {
         self.on_each(|rank| rank.launch(batch, shape))
     }
+
+    fn launch_and_read(&mut self, batch: &mut Batch<'_>, wanted: &[RowsSpec]) -> Result<(), ExecError> {
+        let [rank] = &mut self.ranks[..] else { unreachable!("{wanted:?} was refused") };
+        batch.attend_everywhere();
+        rank.launch_and_read(batch, wanted)
+    }
 }
 
 /// `act` for every item, each on a thread of its own; the first problem of those that had one.
@@ -115,8 +125,25 @@ impl Executor for CudaExecutor {
         self.ranks.len() as u32
     }
 
+    fn abilities(&self) -> Abilities {
+        let reads_prompts = self.ranks.len() == 1 && self.ranks[0].reads_rows();
+        Abilities { reads_prompts, names_logprobs: false }
+    }
+
+    fn read(&mut self, wanted: Vec<RowsSpec>) {
+        self.wanted = wanted;
+    }
+
+    fn take_read(&mut self) -> Vec<RowsRead> {
+        std::mem::take(&mut self.read)
+    }
+
     fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError> {
-        let batch = Batch::new(step, self.limits);
+        let mut batch = Batch::new(step, self.limits);
+        let wanted = std::mem::take(&mut self.wanted);
+        if !wanted.is_empty() {
+            return self.launch_and_read(&mut batch, &wanted);
+        }
         let shape = batch.shape();
         self.launch_batch(&batch, &shape)
     }
@@ -131,7 +158,9 @@ impl Executor for CudaExecutor {
 
     fn finish(&mut self) -> Result<StepOutput, ExecError> {
         self.ranks[1..].iter_mut().for_each(CudaRank::pass_over);
-        self.ranks[0].finish()
+        let (output, read) = self.ranks[0].finish()?;
+        self.read = read;
+        Ok(output)
     }
 
     fn idle_seconds(&self) -> Option<f64> {
