@@ -1,6 +1,11 @@
 //! `stoker-agent`: arguments to settings, listen, load, serve, drain, exit code. Knows no request and no model.
 
-use std::{net::IpAddr, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, anyhow};
 use axum::{Router, serve::ListenerExt};
@@ -99,8 +104,8 @@ fn http_threads() -> usize {
 }
 
 async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
-    let listener = listen(args.host, args.port).await?;
-    let admin_listener = listen(args.host, args.admin_port()).await?;
+    let listener = listen(args.host, args.port)?;
+    let admin_listener = listen(args.host, args.admin_port())?;
     let (address, admin) = (listener.local_addr()?, admin_listener.local_addr()?);
     tracing::info!(%address, %admin, source = settings.source, revision = settings.revision, "listening");
 
@@ -148,7 +153,7 @@ async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
 /// Gives files of the model to replicas elsewhere. Whatever keeps it from that keeps no request from an answer.
 async fn give_weights(args: &Args, replica: &Arc<Replica>) {
     let Some(port) = args.weights_port() else { return };
-    let given = listen(args.host, port).await.and_then(|listener| {
+    let given = listen(args.host, port).and_then(|listener| {
         let weights = listener.local_addr()?;
         giving::start(listener, replica.clone(), replica.exit_code())?;
         Ok(weights)
@@ -170,8 +175,8 @@ fn guarded(args: &Args, router: Router) -> anyhow::Result<Router> {
     Ok(cors::shared(access::guarded(router, keys, root.as_deref()), &args.allowed_origins))
 }
 
-async fn listen(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
-    TcpListener::bind((host, port)).await.with_context(|| format!("listen on {host}:{port}"))
+fn listen(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
+    connections::listen(SocketAddr::new(host, port)).with_context(|| format!("listen on {host}:{port}"))
 }
 
 async fn serve_http(listener: TcpListener, router: Router, limits: Limits, mut exit: watch::Receiver<Option<u8>>) {
@@ -189,7 +194,7 @@ async fn serve_http(listener: TcpListener, router: Router, limits: Limits, mut e
 }
 
 /// Loads in the background. Returns only if the process must end because of it.
-async fn load(replica: Arc<Replica>, address: std::net::SocketAddr) -> anyhow::Error {
+async fn load(replica: Arc<Replica>, address: SocketAddr) -> anyhow::Error {
     let (report, outcome) = tokio::sync::oneshot::channel();
     let thread = std::thread::Builder::new().name("load".to_owned());
     let spawned = thread.spawn(move || {

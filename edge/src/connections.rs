@@ -2,7 +2,7 @@
 //! many there are, how long a client may take to send the head of a request, and how long it may read nothing of an answer; for
 //! a body that is the handlers' business. Knows no endpoint.
 
-use std::{error::Error, fmt::Display, pin::pin, sync::Arc, time::Duration};
+use std::{error::Error, fmt::Display, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use axum::{Router, serve::Listener};
 use hyper::{
@@ -14,7 +14,10 @@ use hyper_util::{
     server::conn::auto,
     service::TowerToHyperService,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+};
 
 use crate::{http1, stalled::Stalled};
 
@@ -40,6 +43,23 @@ const ALIVE_EVERY: Duration = Duration::from_secs(15);
 /// Of the admin port: one operator asks, every two seconds, and keeps its connection for ten.
 pub const ADMIN_LIMITS: Limits =
     Limits { head: Duration::from_secs(15), stall: Duration::from_secs(5), n_connections: 256, http2: false };
+
+/// Connections that wait to be accepted, or as many as the kernel allows if that is fewer. With tokio's 1,024 a crowd that comes back at once keeps a
+/// probe out for seconds.
+const BACKLOG: u32 = 4096;
+
+/// Listens with room for a crowd.
+///
+/// # Errors
+///
+/// The kernel's: somebody listens there, or it is no address of this machine.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // As `TcpListener::bind` does: connections of a process before hold nobody up.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
 
 impl Default for Limits {
     fn default() -> Self {

@@ -15,7 +15,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::Router;
 use stoker_crds::endpoints::{DeploymentEndpoints, EndpointState, Endpoints, ReplicaEndpoint, WHOLE_WEIGHT};
 use stoker_gateway::{
     gateway::{Gateway, Settings},

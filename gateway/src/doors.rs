@@ -3,7 +3,12 @@
 //!
 //! Owns the listeners: opens and closes them as the operator says. A port that is closed finishes its answers.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Extension, Router,
@@ -95,7 +100,7 @@ impl House {
             let wanted = ports(&fleets.borrow_and_update());
             doors.retain(|port, door| door.stays(wanted.get(port), Instant::now()));
             for (port, host) in wanted.iter().filter(|(port, _)| !doors.contains_key(port)).collect::<Vec<_>>() {
-                match TcpListener::bind((address, *port)).await {
+                match connections::listen(SocketAddr::new(address, *port)) {
                     Ok(listener) => {
                         let (open, closed) = watch::channel(());
                         servers.spawn(self.clone().serve_one(listener, Arc::clone(host), closed));

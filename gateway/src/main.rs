@@ -4,7 +4,7 @@ use std::{net::SocketAddr, process::ExitCode};
 
 use anyhow::Context;
 use clap::Parser;
-use stoker_edge::{allocator, spans::SpanLine, telemetry};
+use stoker_edge::{allocator, connections, spans::SpanLine, telemetry};
 use stoker_gateway::{
     accounts, args::Args, feed, gateway::Gateway, keys, kv_feed, peers, server, server::Listeners, tls::Tls, watch,
 };
@@ -47,7 +47,7 @@ async fn serve(args: &Args) -> anyhow::Result<()> {
     }
     let mut terminate = signal(SignalKind::terminate()).context("watch SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("watch SIGINT")?;
-    let (clients, admin) = (listen(args.listen).await?, listen(args.admin_listen()).await?);
+    let (clients, admin) = (listen(args.listen)?, listen(args.admin_listen())?);
     tracing::info!(address = %clients.local_addr()?, admin = %admin.local_addr()?, operator = %args.operator, "listening");
     tokio::spawn(feed::follow(gateway.clone(), args.operator.clone()));
     tokio::spawn(kv_feed::follow(gateway.clone()));
@@ -66,6 +66,6 @@ async fn serve(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))
+fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    connections::listen(address).with_context(|| format!("listen on {address}"))
 }

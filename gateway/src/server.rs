@@ -15,7 +15,10 @@ use stoker_crds::{
     endpoints::{LINES_PATH, Lines},
     in_flight::IN_FLIGHT_PATH,
 };
-use stoker_edge::{connections::Limits, cors};
+use stoker_edge::{
+    connections::{ADMIN_LIMITS, Limits},
+    cors,
+};
 use tokio::{net::TcpListener, sync::watch};
 
 use crate::{
@@ -107,7 +110,7 @@ pub async fn serve(
     let address = clients.local_addr().map_or(IpAddr::from([0, 0, 0, 0]), |address| address.ip());
     let limits = Limits { http2: gateway.settings.picks_endpoints, ..Limits::default() };
     let shared = cors::shared(router(Arc::clone(&gateway), pages), &gateway.settings.allowed_origins);
-    let admin = House::new(admin_router(Arc::clone(&gateway)), Limits::default(), told.clone()).serve_all(admin, None);
+    let admin = House::new(admin_router(Arc::clone(&gateway)), ADMIN_LIMITS, told.clone()).serve_all(admin, None);
     let house = House::new(shared, limits, told);
     let (all, each) = (house.clone().serve_all(clients, tls), house.serve_each(Arc::clone(&gateway), address));
     let mut served = std::pin::pin!(async { tokio::join!(all, each, admin) });

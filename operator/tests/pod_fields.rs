@@ -42,6 +42,13 @@ fn check(pod: &str, at: &str, expected: &str) {
 }
 
 #[test]
+fn a_crowd_of_clients_is_nothing_to_be_restarted_for() {
+    check("{}", "/containers/0/startupProbe/httpGet", "{path: /healthz, port: admin}");
+    check("{}", "/containers/0/livenessProbe/httpGet", "{path: /healthz, port: admin}");
+    check("{}", "/containers/0/readinessProbe/httpGet", "{path: /readyz, port: http}");
+}
+
+#[test]
 fn where_pods_run_is_passed_on() {
     let affinity = "{nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: gpu, operator: In, values: [h100]}]}]}}}";
     check(&format!("affinity: {affinity}"), "/affinity", affinity);

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use reqwest::{Client, StatusCode};
 use serde_json::json;
 
-use crate::process::choose_crypto;
+use crate::{agent::AgentProcess, process::choose_crypto};
 
 /// Tokens of a stream.
 const TOKENS: u64 = 200;
@@ -52,10 +52,10 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// Asks as a kubelet does, ten times a second and on a new connection each time, until the end: on a thread of its own,
+    /// Asks where a kubelet does, ten times a second and on a new connection each time, until the end: on a thread of its own,
     /// so that what else this process does is not taken for the agent's slowness.
-    pub fn ask(base: &str, end: Instant) -> JoinHandle<Result<Self>> {
-        let urls = ["/healthz", "/readyz"].map(|path| format!("{base}{path}"));
+    pub fn ask(agent: &AgentProcess, end: Instant) -> JoinHandle<Result<Self>> {
+        let urls = [agent.admin_url("/healthz"), agent.url("/readyz")];
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(ask(&urls, end))

@@ -145,7 +145,7 @@ async fn abuse_costs_no_answer_and_leaves_no_memory_behind() -> Result<()> {
     let end = Instant::now() + lasts;
     let address = base.trim_start_matches("http://").parse()?;
     let storm = tokio::spawn(Storm { address, n_connections, seed, end }.rage());
-    let probes = Probes::ask(base, end);
+    let probes = Probes::ask(&agent, end);
     let streams = try_join_all((0..HONEST).map(|_| stream(base, end)));
     let (streams, peak) = tokio::try_join!(streams, peak(&agent, end))?;
     let (answers, probes) = (storm.await?, probes.join().expect("it does not panic")?);

@@ -109,7 +109,7 @@ async fn orders_of_nobody_thrown_in_a_loop_cut_no_stream_and_leave_a_line_of_eac
     ensure!(pod.give_signed(&operators, 1).await?.0 == 200);
     let forgeries = forgeries(&operators)?;
     let (begun, end) = (Instant::now(), Instant::now() + Duration::from_secs(seconds));
-    let probes = Probes::ask(pod.agent.base(), end);
+    let probes = Probes::ask(&pod.agent, end);
     let (streams, throws) =
         ((0..STREAMS).map(|_| stream(pod.agent.base(), end)), (0..THROWERS).map(|_| throw(&pod, &forgeries, end)));
     let (streams, thrown) = tokio::try_join!(try_join_all(streams), try_join_all(throws))?;

@@ -1,4 +1,4 @@
-//! The admin port: what only operator and gateways ask. `GET /v1/load` is one reading, `GET /v1/history` those of a day, `GET /v1/model` what
+//! The admin port: what only operator, gateways and the kubelet ask. `GET /v1/load` is one reading, `GET /v1/history` those of a day, `GET /v1/model` what
 //! is served and the memory that it took, `PUT /v1/intent` an order, `PUT /v1/holders` who has the model that this process fetches; `GET /v1/kv-events` is what the prefix cache holds, `GET /v1/accounts/GATEWAY` what
 //! devices did for tenants and no answer told, for gateways. No Service has this port; an order is believed for its
 //! signature alone, so whoever else reaches the port moves nothing.
@@ -29,7 +29,7 @@ use stoker_crds::{
 use stoker_fetch::Giver;
 
 use crate::{
-    http::{error::ApiError, observe, unknown_path, wrong_method},
+    http::{error::ApiError, observe, probes, unknown_path, wrong_method},
     intent::{Addressed, Refused, signed_for},
     replica::Replica,
 };
@@ -37,6 +37,8 @@ use crate::{
 /// The endpoints of the admin port.
 pub fn admin_router(replica: Arc<Replica>) -> Router {
     Router::new()
+        // Here no crowd of clients stands before the kubelet, which restarts whoever does not answer.
+        .route("/healthz", get(probes::healthz))
         .route("/v1/load", get(load))
         .route(HISTORY_PATH, get(history))
         .route(DESCRIPTION_PATH, get(description))

@@ -189,9 +189,14 @@ fn container(inputs: &ReplicaInputs, model: &Model<'_>) -> Container {
         ]),
         resources: resource_requirements(inputs),
         volume_mounts: Some(volume_mounts(inputs, model)),
-        startup_probe: Some(probe("/healthz", Pace { period: 1, timeout: 2, failures: LISTEN_SECONDS })),
-        readiness_probe: Some(probe("/readyz", Pace { period: 1, timeout: 2, failures: 2 })),
-        liveness_probe: Some(probe("/healthz", Pace { period: 10, timeout: 5, failures: 3 })),
+        // Where clients cannot come in, no more are to be sent there; that they come in crowds is nothing to be restarted for.
+        startup_probe: Some(probe(
+            ADMIN_PORT_NAME,
+            "/healthz",
+            Pace { period: 1, timeout: 2, failures: LISTEN_SECONDS },
+        )),
+        readiness_probe: Some(probe(AGENT_PORT_NAME, "/readyz", Pace { period: 1, timeout: 2, failures: 2 })),
+        liveness_probe: Some(probe(ADMIN_PORT_NAME, "/healthz", Pace { period: 10, timeout: 5, failures: 3 })),
         security_context: Some(container_security()),
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         ..Container::default()
@@ -226,11 +231,11 @@ struct Pace {
     failures: i32,
 }
 
-fn probe(path: &str, pace: Pace) -> Probe {
+fn probe(port: &str, path: &str, pace: Pace) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
             path: Some(path.to_owned()),
-            port: IntOrString::String(AGENT_PORT_NAME.to_owned()),
+            port: IntOrString::String(port.to_owned()),
             ..HTTPGetAction::default()
         }),
         period_seconds: Some(pace.period),

@@ -1,5 +1,5 @@
 //! `stand-in-agent`: an agent without an engine, for tests of the operator. It takes the same configuration, gives the
-//! same answers to `/healthz` and `/readyz` on its public port and to `/v1/load`, `/v1/model`, `/v1/history` and `/v1/intent` on its admin port,
+//! same answers to `/healthz` and `/readyz` on its public port and to `/healthz`, `/v1/load`, `/v1/model`, `/v1/history` and `/v1/intent` on its admin port,
 //! and streams ticks instead of tokens. Whose orders it takes and what it remembers is the real agent's code.
 //!
 //! The model's source says how it behaves: `file:///stand-in/load-fails`, `file:///stand-in/crashes`,
@@ -239,6 +239,7 @@ fn routes(agent: Shared) -> Router {
 
 fn admin_routes(agent: Shared) -> Router {
     Router::new()
+        .route("/healthz", get(|| async { "ok" }))
         .route("/v1/load", get(load))
         .route(HISTORY_PATH, get(history))
         .route(DESCRIPTION_PATH, get(description))
