@@ -2,7 +2,7 @@
 //!
 //! What a replica would have to do first is counted in tokens of prefill: those of the prompt that it does not hold, those of prompts
 //! that wait there, and for each sequence beside it what it slows prefill by. The first weigh more: who waits loses time, who computes again
-//! what another one holds takes it from all. Replicas that have more than their share of requests are
+//! what another one holds takes it from all; the more so the more everybody has to do. Replicas that have more than their share of requests are
 //! left out. Among those that are nearly equal the one that says it holds most is chosen, then the prompt's own key decides, by rendezvous hashing: gateways that have never heard of
 //! each other send prompts that begin alike to the same replica. Where several hold the same of a prompt, all of it is the key: what many prompts begin with would lead all
 //! of them to one of those that hold it. What is nearly equal is some sequences wide: gateways know what others sent a moment late, or by reports alone, and
@@ -29,8 +29,10 @@ pub struct Rules {
     pub balance: f64,
     /// and this many more: where there is little to do, nobody is late for it.
     pub slack: f64,
-    /// Tokens that wait which a token that the replica does not hold counts as.
+    /// Tokens that wait which a token that the replica does not hold counts as,
     pub uncached_weight: f64,
+    /// and as many more for each time that all replicas have this many tokens to do first: what is computed again holds up all who wait.
+    pub crowd_tokens: f64,
     /// Tokens of prefill that a sequence in progress counts as.
     pub sequence_tokens: f64,
     /// Who holds more of the prompt is chosen although it costs at most this many tokens more,
@@ -51,6 +53,7 @@ impl Default for Rules {
             balance: 1.25,
             slack: 2.0,
             uncached_weight: 1.5,
+            crowd_tokens: 8192.0,
             sequence_tokens: 256.0,
             near_tokens: 1024.0,
             alike_tokens: 512.0,
@@ -215,12 +218,14 @@ struct Scene<'a> {
     replicas: &'a [ReplicaView],
     matches: &'a Matches,
     rules: &'a Rules,
+    /// What a token that is not held counts as.
+    uncached_weight: f64,
 }
 
 /// Chooses; `None` if there is nobody to choose.
 pub fn route(ask: &Ask<'_>, replicas: &[ReplicaView], matches: &Matches, rules: &Rules) -> Option<Choice> {
     let field = Field::of(ask, replicas, rules);
-    let scene = Scene { ask, replicas, matches, rules };
+    let scene = Scene { ask, replicas, matches, rules, uncached_weight: field.uncached_weight(replicas) };
     let (mut fitting, mut over) = (Vec::with_capacity(replicas.len()), Vec::new());
     for (place, replica) in replicas.iter().enumerate() {
         let candidates = match field.standing(replica) {
@@ -247,7 +252,7 @@ pub fn route(ask: &Ask<'_>, replicas: &[ReplicaView], matches: &Matches, rules: 
 /// What [`route`] sees of each replica, in their order.
 pub fn scores(ask: &Ask<'_>, replicas: &[ReplicaView], matches: &Matches, rules: &Rules) -> Vec<Score> {
     let field = Field::of(ask, replicas, rules);
-    let scene = Scene { ask, replicas, matches, rules };
+    let scene = Scene { ask, replicas, matches, rules, uncached_weight: field.uncached_weight(replicas) };
     let score = |replica: &ReplicaView| Score {
         standing: field.standing(replica),
         terms: scene.terms(replica),
@@ -295,6 +300,13 @@ impl<'a> Field<'a> {
         }
     }
 
+    /// What a token that is not held counts as: by what even the one with the least has to do first.
+    fn uncached_weight(&self, replicas: &[ReplicaView]) -> f64 {
+        let candidates = replicas.iter().filter(|replica| self.out(replica).is_none());
+        let least = candidates.map(|replica| before(replica, self.ask.now_ms, self.rules)).min_by(f64::total_cmp);
+        self.rules.uncached_weight * (1.0 + least.unwrap_or_default() / self.rules.crowd_tokens)
+    }
+
     fn standing(&self, replica: &ReplicaView) -> Standing {
         self.out(replica).unwrap_or_else(|| {
             let most = (self.bound * share(replica, self.ask.now_ms, self.rules)).max(1.0);
@@ -330,6 +342,16 @@ fn share(replica: &ReplicaView, now_ms: u64, rules: &Rules) -> f64 {
     f64::from(replica.weight) * (served_ms as f64 / rules.slow_start_ms as f64).max(FIRST_SHARE)
 }
 
+/// Tokens that a replica has to do first.
+fn before(replica: &ReplicaView, now_ms: u64, rules: &Rules) -> f64 {
+    let load = &replica.load;
+    let sequences = rules.sequence_tokens * f64::from(load.requests);
+    let before = load.prefill_tokens as f64 + sequences + kv_tokens(load.kv_share.into(), rules);
+    // A replica of half the weight, or that has just begun, is taken for one that is half as fast.
+    let share = share(replica, now_ms, rules);
+    if share == f64::from(WHOLE) { before } else { before * f64::from(WHOLE) / share }
+}
+
 /// What a cache that is nearly full counts as.
 fn kv_tokens(kv_share: f64, rules: &Rules) -> f64 {
     if kv_share <= rules.kv_high {
@@ -353,20 +375,15 @@ fn cheapest(candidates: impl Iterator<Item = Candidate> + Clone, more: f64) -> V
 
 impl Scene<'_> {
     fn terms(&self, replica: &ReplicaView) -> Terms {
-        let (load, rules) = (&replica.load, self.rules);
+        let load = &replica.load;
         let cached_tokens = self.matches.of(replica.slot) / BYTES_PER_TOKEN;
         let uncached_tokens = self.ask.chain.n_tokens().saturating_sub(cached_tokens);
-        let sequences = rules.sequence_tokens * f64::from(load.requests);
-        let before = load.prefill_tokens as f64 + sequences + kv_tokens(load.kv_share.into(), rules);
-        // A replica of half the weight, or that has just begun, is taken for one that is half as fast.
-        let share = share(replica, self.ask.now_ms, rules);
-        let before = if share == f64::from(WHOLE) { before } else { before * f64::from(WHOLE) / share };
         Terms {
             uncached_tokens,
             cached_tokens,
             waiting_tokens: load.prefill_tokens,
             requests: load.requests,
-            cost: rules.uncached_weight * f64::from(uncached_tokens) + before,
+            cost: self.uncached_weight * f64::from(uncached_tokens) + before(replica, self.ask.now_ms, self.rules),
         }
     }
 

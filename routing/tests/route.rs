@@ -72,6 +72,22 @@ fn who_holds_the_prefix_is_chosen_until_waiting_costs_more_than_computing_it() {
     assert_ne!(with_waiting(16_000).0, 2);
 }
 
+/// Of who holds 10,000 tokens: 16,000 that wait are too many where others are idle, and not where nobody has less than 8,192 to do.
+#[test]
+fn what_is_computed_again_costs_more_the_more_everybody_has_to_do() {
+    let (chain, mut index) = (prompt(1, 40_000), PrefixIndex::bounded(1000));
+    index.note(&chain, 2, 0, NOW_MS);
+    let chosen = |everybody, more| {
+        let mut replicas = fleet(4, |view| view.load.prefill_tokens = everybody);
+        replicas[2].load.prefill_tokens += more;
+        slot_of(&chain, &replicas, &index).0
+    };
+    assert_ne!(chosen(0, 17_000), 2);
+    assert_eq!((chosen(8192, 17_000), chosen(8192, 25_000)), (2, 2));
+    assert_ne!(chosen(8192, 32_000), 2);
+    assert_eq!(chosen(40_000, 70_000), 2);
+}
+
 #[test]
 fn the_longer_prefix_counts_more() {
     let (long, short) = (prompt(1, 40_000), prompt(1, 20_000));

@@ -48,7 +48,9 @@ fn three_gateways_that_tell_each_other_choose_as_one() {
         let three = |tell| outcome(kind, RuleName::Stoker { n_gateways: 3, hears: Hears::All, tell });
         let (apart, together, one) = (three(false), three(true), outcome(kind, RuleName::STOKER));
         assert!(together.agreement >= 0.95 && together.agreement > apart.agreement, "{kind:?}: {together:?} {apart:?}");
-        assert!(together.ttft.p50 <= 1.1 * one.ttft.p50, "{kind:?}: {together:?} {one:?}");
+        // Of a catalogue caches fill for long: what one gateway sent somewhere the others know when its replica says that it holds it.
+        let more = if kind == Kind::Catalogue { 1.5 } else { 1.1 };
+        assert!(together.ttft.p50 <= more * one.ttft.p50, "{kind:?}: {together:?} {one:?}");
     }
 }
 
