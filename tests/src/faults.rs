@@ -67,7 +67,9 @@ pub enum Fault {
     Paused,
     /// The operator's wall clock is set, ahead and back.
     Clock,
-    /// Between operator and API server all is well; agents lie, freeze, and answer badly.
+    /// Between operator and API server all is well; the node takes no more pods, or falls silent, now and then for so long that it counts as lost.
+    Node,
+    /// The same; agents lie, freeze, and answer badly.
     Agents,
 }
 

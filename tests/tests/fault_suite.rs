@@ -19,7 +19,7 @@ use kube::{
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
-use stoker_cluster::Audit;
+use stoker_cluster::{Audit, ControlPlaneOptions, Controllers, NodeOptions};
 use stoker_tests::{
     faults::{Fault, FaultProxy},
     operator::{NAMESPACE, Operator, Rig},
@@ -33,8 +33,10 @@ const ACTS: usize = 6;
 const SETTLED_WITHIN: Duration = Duration::from_secs(120);
 /// Without faults nothing is written for so long.
 const QUIET: Duration = Duration::from_secs(2);
-/// Longer than a Lease lasts without its holder.
+/// Longer than a Lease lasts without its holder, and than a silent node counts as there.
 const LEASE_OVER: Duration = Duration::from_secs(18);
+const NODE_GRACE: Duration = Duration::from_secs(12);
+const HEARTBEAT: Duration = Duration::from_secs(3);
 const YEAR: i64 = 8766 * 3600;
 
 /// What a user does.
@@ -175,12 +177,14 @@ impl Life {
     }
 }
 
-/// What befalls operators themselves.
+/// What befalls operators themselves, and where pods run.
 enum Around {
     Nothing,
     /// Another one that stands by.
     Second(Box<Operator>),
     Clock(WallClock),
+    /// The only node there is.
+    Node,
 }
 
 impl Around {
@@ -196,6 +200,7 @@ impl Around {
                 rig.operator.restart_in(&clock.environment())?;
                 Self::Clock(clock)
             }
+            Fault::Node => Self::Node,
             _ => Self::Nothing,
         })
     }
@@ -214,19 +219,40 @@ impl Around {
                 }
             }
             Self::Clock(clock) => clock.set(random.random_range(-10 * YEAR..10 * YEAR))?,
+            Self::Node => match random.random_range(0..6) {
+                0 => takes_pods(rig, false)?,
+                1 => takes_pods(rig, true)?,
+                2 => rig.cluster.node.fall_silent(),
+                3 => rig.cluster.node.speak(),
+                _ => return Ok(()),
+            },
         }
         proxy.note_fault();
         Ok(())
     }
 
-    /// Whoever leads is frozen for so long that somebody else does.
+    /// Whoever leads is frozen for so long that somebody else does; a node is silent for so long that it counts as lost.
     fn outlast(&mut self, rig: &mut Rig, proxy: &FaultProxy) -> Result<()> {
-        let Self::Second(second) = self else { return Ok(()) };
+        match self {
+            Self::Nothing | Self::Clock(_) => Ok(()),
+            Self::Second(second) => Self::outlast_lease(second, rig, proxy),
+            Self::Node => {
+                rig.cluster.node.fall_silent();
+                proxy.note_fault();
+                let is_lost = |rig: &Rig| Ok(rig.cluster.kubectl(&["get", "nodes"]).contains("NotReady"));
+                rig.wait("the node counts as lost", SETTLED_WITHIN, is_lost)?;
+                rig.cluster.node.speak();
+                Ok(())
+            }
+        }
+    }
+
+    fn outlast_lease(second: &mut Operator, rig: &mut Rig, proxy: &FaultProxy) -> Result<()> {
         thaw([&mut rig.operator, second])?;
         rig.operator.restart()?;
         second.restart()?;
         rig.wait("somebody leads", SETTLED_WITHIN, |rig| Ok(rig.operator.leads() || second.leads()))?;
-        let leader = if rig.operator.leads() { &rig.operator } else { second };
+        let leader = if rig.operator.leads() { &rig.operator } else { &*second };
         leader.freeze()?;
         proxy.note_fault();
         sleep(LEASE_OVER);
@@ -239,6 +265,10 @@ impl Around {
             Self::Nothing => Ok(()),
             Self::Second(second) => thaw([&mut rig.operator, second]),
             Self::Clock(clock) => clock.set(0),
+            Self::Node => {
+                rig.cluster.node.speak();
+                takes_pods(rig, true)
+            }
         }
     }
 
@@ -246,6 +276,12 @@ impl Around {
     fn revive(&mut self) -> Result<()> {
         if let Self::Second(second) = self { second.restart() } else { Ok(()) }
     }
+}
+
+/// The scheduler may send pods to the node, or may not.
+fn takes_pods(rig: &Rig, takes: bool) -> Result<()> {
+    let said = rig.cluster.try_kubectl(&[if takes { "uncordon" } else { "cordon" }, rig.cluster.node.name()]);
+    said.map(drop).map_err(anyhow::Error::msg)
 }
 
 /// Those that have not ended go on.
@@ -341,11 +377,21 @@ fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
+/// Where it befalls: nodes are given up within seconds where that is it.
+fn rig_of(fault: Fault) -> Result<Rig> {
+    if fault != Fault::Node {
+        return Rig::start(Audit::Off);
+    }
+    let controllers = Controllers::All { node_grace: NODE_GRACE };
+    let options = ControlPlaneOptions { controllers, ..ControlPlaneOptions::default() };
+    Rig::start_with(options, NodeOptions { heartbeat: HEARTBEAT, ..NodeOptions::default() })
+}
+
 /// Runs so many seeds of one fault, in batches.
 fn suffer(fault: Fault) {
     let (first, count) = (number("STOKER_TEST_SEED", 20_261_122), number("STOKER_FAULT_SEEDS", 4));
     println!("{fault:?}: STOKER_TEST_SEED={first} STOKER_FAULT_SEEDS={count}");
-    let mut rig = Rig::start(Audit::Off).unwrap();
+    let mut rig = rig_of(fault).unwrap();
     let proxy = FaultProxy::start(&rig.cluster.control_plane, first).unwrap();
     rig.operator = Operator::start_with(&rig.cluster.control_plane, proxy.kubeconfig()).unwrap();
     let mut around = Around::of(fault, &mut rig, &proxy).unwrap();
@@ -418,6 +464,11 @@ fn two_operators_of_which_one_is_frozen() {
 #[test]
 fn a_wall_clock_that_is_set_ahead_and_back() {
     suffer(Fault::Clock);
+}
+
+#[test]
+fn a_node_that_takes_no_pods_falls_silent_and_counts_as_lost() {
+    suffer(Fault::Node);
 }
 
 #[test]
