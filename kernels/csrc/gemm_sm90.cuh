@@ -107,7 +107,10 @@ struct Gemm {
   // Of wgmma on int4: two sets of sums of a group. Of int4 and of blocks: whether those that multiply take registers from the others, which
   // then are a warpgroup.
   static constexpr bool kHasTwoParts = kColumns <= 64;
-  static constexpr bool kTakesRegisters = kByWarps || (kWarpgroups == 2 && (kIsPlainInt4 ? kColumns >= 64 : kHasBlocks && kColumns == 256));
+  // Of codes beside rows of e4m3: whether fragments of a group are made while the one in front is multiplied. Not of half a depth, where it was
+  // no faster.
+  static constexpr bool kMakesAhead = kBesideE4m3 && kKind != Cluster::kSplitsDepth;
+  static constexpr bool kTakesRegisters = kByWarps || (kWarpgroups == 2 && (kIsPlainInt4 ? kColumns >= 64 : kMakesAhead ? kColumns >= 64 : kHasBlocks && kColumns == 256));
   // Panels of codes, of 64 values, beside one of x.
   static constexpr int kCodePanels = kBesideE4m3 ? 2 : 1, kStageCodePanels = kPanels * kCodePanels;
   static_assert(!kIsInt4 || kBesideE4m3 || kPanels == (kByWarps ? 8 : kColumns <= 64 ? 4 : 2));
@@ -351,46 +354,99 @@ struct Gemm {
     release(barriers, last);
   }
 
+  // What a warpgroup multiplies of a group beside rows of e4m3. Zero points are of half of a product's depth: the other half is the same sums.
+  struct BesideGroup {
+    uint32_t codes[kInt4Step / 32][4], zeros[4];
+    float upper, lower;
+  };
+
+  // Of a stage's panel.
+  static __device__ __forceinline__ void make_group(BesideGroup& made, const GemmShape& s, uint32_t stage, int panel) {
+    constexpr int kStageWords = kStageCodePanels * kPanelValues / 16;
+    const int lane = threadIdx.x % kWarp, tile = min(static_cast<int>(threadIdx.x) / kWarp, s.rows / kInt4Rows - 1);
+    uint32_t words[8];
+    load_words(words, stage + tile * kStageWords * kWarp * 4 + lane * 16, panel);
+#pragma unroll
+    for (int i = 0; i < kInt4Step / 32; ++i) {
+      to_e4m3_fragment(made.codes[i], words[2 * i], words[2 * i + 1]);
+      pin(made.codes[i]);
+    }
+    const Int4Group group = load_group(stage + codes_bytes(s) + sums_bytes(s) + (tile * kPanels + panel) * kInt4GroupBytes + lane / 4 * 8);
+    made.zeros[0] = group.zeros(group.upper), made.zeros[1] = group.zeros(group.lower);
+    made.upper = group.scale(group.upper, s.int4.is_f16), made.lower = group.scale(group.lower, s.int4.is_f16);
+  }
+
+  // Until its products have been waited for it stays where it is.
+  static __device__ __forceinline__ void stay(BesideGroup& group) {
+    pin(group.zeros);
+#pragma unroll
+    for (int i = 0; i < kInt4Step / 32; ++i) pin(group.codes[i]);
+  }
+
+  static __device__ __forceinline__ void multiply_group(float (&part)[kColumns / 8][4], BesideGroup& group, const GemmShape& s, uint32_t stage,
+                                                        int panel) {
+    // Here, not where the others are made: carried around the loop they were not set before its first turn (ptxas 13.0).
+    group.zeros[2] = group.zeros[3] = 0;
+    pin(group.zeros);
+    const uint64_t x = tile_descriptor(stage + w_bytes(s), 0, 1024), sums = narrow_descriptor(stage + codes_bytes(s));
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < kInt4Step / 32; ++i) {
+      wgmma_registers_e4m3(part, group.codes[i], moved(x, panel * kColumns * kRowBytes + i * 32), i > 0);
+    }
+    wgmma_registers_e4m3(part, group.zeros, moved(sums, panel * s.x_rows * sizeof(uint4)), true);
+    commit_products();
+  }
+
   // The sums of a tile of codes beside rows of e4m3, whose groups are of 128 values, one a panel: scale * (products of the codes' numbers,
-  // and of the zero point's with those that add up to the negative sum of x), 512 times too small. Each warpgroup waits for its own products; others multiply while it adds.
+  // and of the zero point's with those that add up to the negative sum of x), 512 times too small. While the tensor cores sum a group the next one
+  // becomes fragments. Where there is room for two sets of sums, they sum that one as well while the group in front is added.
   static __device__ __forceinline__ void sum_beside_e4m3(float (&c)[kColumns / 8][4], const GemmShape& s, Barriers& barriers, uint32_t stages,
                                                          Slot& slot) {
-    constexpr int kSteps = kInt4Step / 32, kStageWords = kStageCodePanels * kPanelValues / 16;
-    const int lane = threadIdx.x % kWarp, tile = min(static_cast<int>(threadIdx.x) / kWarp, s.rows / kInt4Rows - 1);
-    const uint32_t own_codes = tile * kStageWords * kWarp * 4 + lane * 16;
-    const uint32_t own_groups = codes_bytes(s) + sums_bytes(s) + tile * kPanels * kInt4GroupBytes + lane / 4 * 8;
-    float part[kColumns / 8][4];
+    constexpr int kParts = kMakesAhead && kHasTwoParts ? 2 : 1;
+    static_assert(!kMakesAhead || kPanels % 2 == 0);
+    float part[kParts][kColumns / 8][4];
     clear(c);
-    clear(part);
-    for (int step = 0; step < s.n_steps; ++step, slot.advance(s.n_stages)) {
-      const uint32_t stage = stages + slot.at * stage_bytes(s);
-      const uint64_t x = tile_descriptor(stage + w_bytes(s), 0, 1024), sums = narrow_descriptor(stage + codes_bytes(s));
-      wait_for(&barriers.full[slot.at], slot.parity);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) clear(part[i]);
+    const auto stage_at = [&](const Slot& at) {
+      wait_for(&barriers.full[at.at], at.parity);
+      return stages + at.at * stage_bytes(s);
+    };
+    const auto add = [&](int panel, BesideGroup& group) {
+      if constexpr (kMakesAhead) stay(group);
+      pin(part[panel % kParts]);
+      add_group(c, part[panel % kParts], group.upper, group.lower);
+    };
+    BesideGroup groups[2];
+    if constexpr (kMakesAhead) make_group(groups[0], s, stage_at(slot), 0);
+    for (int step = 0; step < s.n_steps; ++step) {
+      const int own = slot.at;
+      const uint32_t stage = kMakesAhead ? stages + own * stage_bytes(s) : stage_at(slot);
+      slot.advance(s.n_stages);
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
-        uint32_t words[8], a[kSteps][4];
-        load_words(words, stage + own_codes, panel);
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          to_e4m3_fragment(a[i], words[2 * i], words[2 * i + 1]);
-          pin(a[i]);
+        BesideGroup &group = groups[panel % 2], &other = groups[(panel + 1) % 2];
+        if constexpr (!kMakesAhead) make_group(group, s, stage, panel);
+        multiply_group(part[panel % kParts], group, s, stage, panel);
+        if (kParts == 2 && panel > 0) {
+          wait_for_products<1>();
+          add(panel - 1, other);
         }
-        const Int4Group group = load_group(stage + own_groups + panel * kInt4GroupBytes);
-        // Of half of a product's depth: the other half is the same sums.
-        uint32_t zeros[4] = {group.zeros(group.upper), group.zeros(group.lower), 0, 0};
-        pin(zeros);
-        begin_products();
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          wgmma_registers_e4m3(part, a[i], moved(x, panel * kColumns * kRowBytes + i * 32), i > 0);
+        if constexpr (kMakesAhead) {
+          if (panel + 1 < kPanels) {
+            make_group(other, s, stage, panel + 1);
+          } else if (step + 1 < s.n_steps) {
+            make_group(other, s, stage_at(slot), 0);
+          }
         }
-        wgmma_registers_e4m3(part, zeros, moved(sums, panel * s.x_rows * sizeof(uint4)), true);
-        commit_products();
-        wait_for_products<0>();
-        pin(part);
-        add_group(c, part, group.scale(group.upper, s.int4.is_f16), group.scale(group.lower, s.int4.is_f16));
+        // What is on its way from one step to the next would have to be waited for as a whole there.
+        if (kParts == 1 || panel + 1 == kPanels) {
+          wait_for_products<0>();
+          if (panel + 1 == kPanels) release(barriers, own);
+          add(panel, group);
+        }
       }
-      release(barriers, slot.at);
     }
   }
 
@@ -604,8 +660,8 @@ struct Gemm {
     for (int j = 0; j < kOwnColumns / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int m = tile.m + 8 * j + 2 * t + i;
-        const float scale = m < end ? scales.x[m] : 0.f;
+        // Of rows that are not there what the last one has: nobody looks.
+        const float scale = scales.x[min(tile.m + 8 * j + 2 * t + i, end - 1)];
         c[j][i] = c[j][i] * scale * upper, c[j][i + 2] = c[j][i + 2] * scale * lower;
       }
     }
@@ -625,9 +681,48 @@ struct Gemm {
     } else if constexpr (kStaged && sizeof(Out) == 2) {
       store_staged(c, s, y_map, tile, staging);
     } else if constexpr (kActivates<Out>) {
+      if (kMakesAhead && s.n % 16 == 0) return store_activated_in_pairs(c, s, &y->value, tile, end);
       store_activated(c, s, y, tile, end, scales);
     } else {
+      if constexpr (kMakesAhead && sizeof(Out) == 2) {
+        if (s.n % 8 == 0) return store_in_sectors(c, s, y, tile, end);
+      }
       store(c, s, y, tile, end, scales);
+    }
+  }
+
+  // A matrix of 8 x 8, a pair of a row in each lane, to pairs of its columns.
+  static __device__ __forceinline__ uint32_t turned(uint32_t pair) {
+    uint32_t found;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(found) : "r"(pair));
+    return found;
+  }
+
+  // As `store`, with 16 values of a row of y from four lanes: a store writes whole sectors of eight rows.
+  static __device__ __forceinline__ void store_in_sectors(const float (&c)[kOwnColumns / 8][4], const GemmShape& s, bf16* y, Tile tile, int end) {
+    const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+    const int row = threadIdx.x / 128 * kGroupRows + warp * 16 + t % 2 * 8 + t / 2 * 4, n = tile.n + row;
+    const bool present = row < s.rows && n < s.n;
+#pragma unroll
+    for (int j = 0; j < kOwnColumns / 8; ++j) {
+      const uint32_t upper = turned(pack(c[j][0], c[j][1])), lower = turned(pack(c[j][2], c[j][3]));
+      // A lane has two values of both eights; with its neighbour's it has four of one.
+      const uint32_t other = __shfl_xor_sync(~0u, t % 2 ? upper : lower, 1);
+      const int m = tile.m + 8 * j + g;
+      if (present && m < end) *reinterpret_cast<uint2*>(y + static_cast<size_t>(m) * s.n + n) = t % 2 ? make_uint2(other, lower) : make_uint2(upper, other);
+    }
+  }
+
+  // The same of eight features of a row of y.
+  static __device__ __forceinline__ void store_activated_in_pairs(const float (&c)[kOwnColumns / 8][4], const GemmShape& s, bf16* y, Tile tile, int end) {
+    const int warp = threadIdx.x % 128 / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+    const int row = threadIdx.x / 128 * kGroupRows + warp * 16, width = s.n / 2, feature = (tile.n + row) / 2 + 2 * t;
+    const bool present = row < s.rows && feature < width;
+#pragma unroll
+    for (int j = 0; j < kOwnColumns / 8; ++j) {
+      const uint32_t pair = turned(pack(silu_mul_of_sums(c[j][0], c[j][2]), silu_mul_of_sums(c[j][1], c[j][3])));
+      const int m = tile.m + 8 * j + g;
+      if (present && m < end) *reinterpret_cast<uint32_t*>(y + static_cast<size_t>(m) * width + feature) = pair;
     }
   }
 

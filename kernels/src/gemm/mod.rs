@@ -333,6 +333,24 @@ mod tests {
     }
 
     #[test]
+    fn tiles_beside_rows_of_e4m3_fit_shared_memory_with_a_ring_of_three_or_more_and_halves_meet_where_they_did() {
+        // Groups of 128 that the first of two halves has: tiles that split the depth are no part of the batch-invariant mode, and have their bits.
+        let halves = [(3584, [14, 14]), (4096, [16, 16]), (4864, [20, 19])];
+        for (k, [of_few_columns, of_many]) in halves {
+            let shape = GemmShape { m: 300, n: 4096, k };
+            for plan in all_plans_beside_e4m3(shape, Epilogue::Bf16, Depth::MaySplit, 132) {
+                assert!(plan.config.shared_bytes as usize <= SHARED_BYTES, "{plan:?}");
+                assert!((3..=STAGES_MAX).contains(&plan.n_stages), "{plan:?}");
+                let groups = plan.n_steps * plan.boxes.w[1];
+                match plan.tile.splits_depth() {
+                    true => assert!([of_few_columns, of_many].contains(&groups), "{groups}: {plan:?}"),
+                    false => assert!(groups * 128 >= k, "{plan:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_tile_that_is_activated_has_as_many_rows_of_gate_as_of_up() {
         for plan in all_plans(GemmShape { m: 700, n: 28672, k: 4096 }, Epilogue::Gated, Depth::MaySplit, 132) {
             assert!(plan.rows.is_multiple_of(2 * GATE_UP_GROUP), "{plan:?}");

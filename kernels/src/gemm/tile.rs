@@ -167,16 +167,19 @@ impl Tile {
     pub fn plan_beside_e4m3(self, shape: GemmShape, epilogue: Epilogue, n_multiprocessors: u32) -> GemmPlan {
         let entry = self.entry(Operands::Int4BesideE4m3, epilogue);
         let plan = Tiling { tile: self, shape: in_pairs(shape) }.plan(entry, epilogue, n_multiprocessors as usize);
-        let Variant { columns, cluster, .. } = self.variant;
+        let Variant { warpgroups, columns, cluster, .. } = self.variant;
         // Of x, of 128 values each, beside which are a group and two panels of codes.
         let (n_tiles, panels) = (self.rows / int4::TILE_ROWS, self.variant.beside_e4m3_panels());
+        // With so many columns two warpgroups that make fragments ahead take registers from a whole one beside them.
+        let takes_registers = warpgroups == 2 && columns >= 64 && cluster.n_parts() == 1;
+        let threads = if takes_registers { 384 } else { plan.config.threads };
         let w_bytes = n_tiles * panels * (2 * INT4_PANEL_BYTES + INT4_GROUP_BYTES);
         let sums_bytes = panels * plan.x_rows * SUM_DIGITS;
         let stage_bytes = (w_bytes + sums_bytes).next_multiple_of(1024) + panels * columns * PANEL_ROW_BYTES;
         let fixed_bytes = FIXED_BYTES + self.variant.staging_bytes();
         let n_stages = ((SHARED_BYTES - fixed_bytes) / stage_bytes).min(STAGES_MAX);
         GemmPlan {
-            config: LaunchConfig { shared_bytes: count(fixed_bytes + n_stages * stage_bytes), ..plan.config },
+            config: LaunchConfig { threads, shared_bytes: count(fixed_bytes + n_stages * stage_bytes), ..plan.config },
             n_steps: shape.k.div_ceil(128 * panels).div_ceil(cluster.n_parts()),
             n_stages,
             // As with rows of bf16.

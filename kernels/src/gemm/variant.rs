@@ -214,9 +214,11 @@ impl Variant {
         entries.iter().find(|(of, _)| *of == output).map(|(_, entry)| *entry)
     }
 
-    /// 128 values of k each, of a stage of weights of four bits beside rows in e4m3.
+    /// 128 values of k each, of a stage of weights of four bits beside rows in e4m3. Of blocks that split the depth fewer, which says where
+    /// their halves meet.
     pub(super) fn beside_e4m3_panels(self) -> usize {
-        if self.columns <= 64 { 2 } else { 1 }
+        let halves = self.cluster.n_parts();
+        if self.columns <= 64 { 4 / halves } else { 2 / halves }
     }
 
     /// 64 values of k each, of a stage of weights of four bits.
