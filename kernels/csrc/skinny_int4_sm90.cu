@@ -1,8 +1,6 @@
 // The same products as skinny_gemm.cu on Hopper, m = 1..4, with weights of four bits (int4.cuh) streamed through a ring (skinny_ring.cuh).
 //
-//       stage: 64 panels of codes, 4096 values of 16 rows, as they lie | their groups
-//
-// Both lie together: two bulk copies. A warp takes two spans of 128 values of each stage. Codes are multiplied as integers: a word's codes of row g
+// A warp takes two spans of 128 values of each stage (int4_ring.cuh). Codes are multiplied as integers: a word's codes of row g
 // are its even nibbles, those of row g + 8 the odd ones, so a shift and two masks make eight of them, where f16 wants nearly twice that and
 // subtractions. x is an integer of 14 binary digits and a sign, times a power of two that the largest value of its span allows, in two columns:
 // its upper and its lower eight digits. Sums of a group are exact; then
@@ -15,18 +13,12 @@
 //       x of a span:  upper digits, lower digits: [4 steps][lane t][4 words: of a step each, values 2t, 2t + 8, 2t + 1, 2t + 9]
 //
 // Bound by memory, n * k / 2 B and groups.
-#include "int4.cuh"
-#include "skinny_ring.cuh"
+#include "int4_ring.cuh"
 
 namespace stoker {
 
-constexpr int kInt4RingWarps = 16;
-
 #if __CUDA_ARCH__ >= 900
 
-constexpr int kInt4StagePanels = 64, kInt4StageValues = kInt4StagePanels * 64, kInt4Spans = kInt4StageValues / kInt4Step;
-// Of a stage, that a warp has.
-constexpr int kOwnSpans = kInt4Spans / kInt4RingWarps;
 // Of a span of x: digits, then for each quarter the sum of its integers, then what they are multiplied by.
 constexpr int kXDigits = 2 * kInt4Step, kXSpanBytes = kXDigits + 32;
 
@@ -47,27 +39,13 @@ __device__ __forceinline__ int load_int(uint32_t shared) {
 __device__ __forceinline__ void store_word(uint32_t shared, uint32_t v) { asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(shared), "r"(v) : "memory"); }
 
 template <int kUnits>
-struct FourBits {
+struct FourBits : CodeStages<kUnits> {
   static constexpr int kWarps = kInt4RingWarps, kUnitPairs = 4 / kUnits;
-  const uint32_t* codes;
-  const uint32_t* groups;
   bool is_f16;
 
-  __device__ __forceinline__ int n_stages(const Product& p) const { return (p.k + kInt4StageValues - 1) / kInt4StageValues; }
-  __device__ __forceinline__ uint32_t x_row_bytes(const Product& p) const { return n_stages(p) * kInt4Spans * kXSpanBytes; }
-  __device__ __forceinline__ uint32_t stage_bytes() const { return kInt4StagePanels * kInt4PanelBytes + kInt4Spans * kUnits * kInt4GroupBytes; }
+  using CodeStages<kUnits>::n_stages;
 
-  __device__ __forceinline__ void copy(uint32_t target, int first, int stage, uint64_t* barrier, const Product& p) const {
-    const int n_panels = (p.k + 63) / 64, n_spans = (p.k + kInt4Step - 1) / kInt4Step, tile = first / kTileRows;
-    const int panel = stage * kInt4StagePanels, span = stage * kInt4Spans;
-    const uint32_t code_bytes = min(kInt4StagePanels, n_panels - panel) * kInt4PanelBytes;
-    const uint32_t group_bytes = min(kInt4Spans, n_spans - span) * kUnits * kInt4GroupBytes;
-    if (threadIdx.x % kWarp != 0) return;
-    arrive_expecting(barrier, code_bytes + group_bytes);
-    const size_t first_panel = static_cast<size_t>(tile) * n_panels + panel, first_group = (static_cast<size_t>(tile) * n_spans + span) * kUnits;
-    copy_once(target, codes + first_panel * (kInt4PanelBytes / 4), code_bytes, barrier);
-    copy_once(target + kInt4StagePanels * kInt4PanelBytes, groups + first_group * (kInt4GroupBytes / 4), group_bytes, barrier);
-  }
+  __device__ __forceinline__ uint32_t x_row_bytes(const Product& p) const { return n_stages(p) * kInt4Spans * kXSpanBytes; }
 
   // Half a warp has a span, a lane eight values of it: half of a step.
   __device__ __forceinline__ void stage_x(Shared<kWarps>&, const Room& room, const Product& p) const {
@@ -193,8 +171,8 @@ template <Form kForm, typename Out>
 __device__ __forceinline__ void skinny_int4(Out* y, const uint32_t* codes, const uint32_t* groups, const Int4Format& format, const Product& p,
                                             const Beside& beside) {
   __shared__ Shared<kInt4RingWarps> shared;
-  if (format.n_units == 1) multiply_through_ring<kForm>(shared, y, FourBits<1>{codes, groups, format.is_f16 != 0}, p, beside);
-  else multiply_through_ring<kForm>(shared, y, FourBits<4>{codes, groups, format.is_f16 != 0}, p, beside);
+  if (format.n_units == 1) multiply_through_ring<kForm>(shared, y, FourBits<1>{{codes, groups}, format.is_f16 != 0}, p, beside);
+  else multiply_through_ring<kForm>(shared, y, FourBits<4>{{codes, groups}, format.is_f16 != 0}, p, beside);
 }
 
 #else

@@ -39,10 +39,19 @@ __device__ __forceinline__ void copy_once(uint32_t shared, const void* from, uin
       : "memory");
 }
 
+struct Ring {
+  uint64_t full[kStagesMax], empty[kStagesMax];
+
+  // By one thread, for so many warps that multiply.
+  __device__ __forceinline__ void init(int n_warps) {
+    for (int slot = 0; slot < kStagesMax; ++slot) init_barrier(&full[slot], 1), init_barrier(&empty[slot], n_warps);
+    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+  }
+};
+
 // Two tiles' sums: one is finished while the other is made.
 template <int kWarps>
-struct Shared {
-  uint64_t full[kStagesMax], empty[kStagesMax];
+struct Shared : Ring {
   Partials<kWarps> partials[2];
   float row_squares[kColumns], x_factor[kWarps][kColumns];
 };
@@ -75,24 +84,18 @@ struct Turn {
     if (++slot == room.n_stages) slot = 0, round ^= 1;
   }
   __device__ __forceinline__ uint32_t stage(const Room& room) const { return room.stages + slot * room.stage_bytes; }
-  template <int kWarps>
-  __device__ __forceinline__ void wait(Shared<kWarps>& shared) const {
-    wait_for(&shared.full[slot], round);
-  }
+  __device__ __forceinline__ void wait(Ring& ring) const { wait_for(&ring.full[slot], round); }
   // Behind the products of what was read: reads that were only issued may still be on their way when this arrives.
-  template <int kWarps>
-  __device__ __forceinline__ void give_back(Shared<kWarps>& shared) const {
-    arrive_as_warp(&shared.empty[slot]);
-  }
+  __device__ __forceinline__ void give_back(Ring& ring) const { arrive_as_warp(&ring.empty[slot]); }
 };
 
-template <typename Weights, int kWarps>
-__device__ __forceinline__ void produce(Shared<kWarps>& shared, const Room& room, const Weights& weights, const Product& p) {
+template <typename Weights>
+__device__ __forceinline__ void produce(Ring& ring, const Room& room, const Weights& weights, const Product& p) {
   Turn turn;
   for (int first = blockIdx.x * kTileRows; first < p.n; first += gridDim.x * kTileRows) {
     for (int stage = 0; stage < weights.n_stages(p); ++stage, turn.next(room)) {
-      wait_for(&shared.empty[turn.slot], turn.round ^ 1);
-      weights.copy(turn.stage(room), first, stage, &shared.full[turn.slot], p);
+      wait_for(&ring.empty[turn.slot], turn.round ^ 1);
+      weights.copy(turn.stage(room), first, stage, &ring.full[turn.slot], p);
     }
   }
 }
@@ -172,10 +175,7 @@ __device__ __forceinline__ void multiply_through_ring(Shared<kWarps>& shared, Ou
                                                       const Beside& beside) {
   extern __shared__ __align__(128) uint8_t dynamic[];
   const Room room(shared_address(dynamic), weights, p);
-  if (threadIdx.x == 0) {
-    for (int slot = 0; slot < kStagesMax; ++slot) init_barrier(&shared.full[slot], 1), init_barrier(&shared.empty[slot], kWarps);
-    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
-  }
+  if (threadIdx.x == 0) shared.init(kWarps);
   __syncthreads();
   let_next_kernel_start();
   if (threadIdx.x >= kWarps * kWarp) {

@@ -12,7 +12,9 @@ use crate::{
     error::KernelError,
     gemm::{self, Depth, Tile},
     int4::GroupSize,
-    launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_INT4_ROWS_MAX, SKINNY_ROWS_MAX, SkinnyKernel},
+    launch::{
+        Epilogue, GemmShape, NORM_TILE, SKINNY_INT4_ROWS_MAX, SKINNY_ROWS_MAX, SkinnyKernel, fits_quantising_ring,
+    },
     quantise::E4M3_WHOLE,
     table::{ChipTable, Entry, Header},
 };
@@ -70,6 +72,8 @@ pub enum Prologue {
     Plain,
     /// The weighted residual that an [`Epilogue::Update`] left: sums are scaled by the norm's factor of their row.
     NormScaled,
+    /// The residual stream, of which the product finds the norm.
+    Normed,
 }
 
 /// Who makes rows of e4m3 that are multiplied.
@@ -96,6 +100,8 @@ pub enum Numerics {
 pub enum GemmKernel {
     /// Ours for few rows.
     Skinny(SkinnyKernel),
+    /// Ours for one row that it quantises itself, times weights of four bits in groups of 128.
+    QuantisingRing,
     /// Ours for any number of rows.
     Tiled(Tile),
     /// cuBLASLt's.
@@ -200,15 +206,19 @@ impl Chip {
     }
 
     /// As what weights that are stored so are multiplied. Those of four bits are beside rows in e4m3, where rows are some and groups are of
-    /// 128 and a model is not shared by ranks, or become e4m3 themselves, where rows are so many that products are bound by arithmetic. Not where a row's
-    /// bits may not depend on how many there are. Figures: decisions 0015 and 0025.
+    /// 128 and a model is not shared by ranks, or become e4m3 themselves, where rows are so many that products are bound by arithmetic. Where a row's
+    /// bits may not depend on how many there are, all rows are beside codes or none. Figures: decisions 0015, 0025 and 0042.
     pub fn multiplied_as(
         &self,
         (stored, is_shared): (WeightFormat, bool),
         shape: GemmShape,
         by: QuantisedBy,
     ) -> Operands {
-        let may_quantise = self.is_hopper() && self.numerics == Numerics::Fastest;
+        let is_whole = !is_shared && shape.k.is_multiple_of(GroupSize::G128.values());
+        let are_beside = match self.numerics {
+            Numerics::Fastest => BESIDE_E4M3_ROWS.contains(&shape.m),
+            Numerics::BatchInvariant => true,
+        };
         let widened_rows_min = match by {
             QuantisedBy::Norm => WIDENED_ROWS_MIN,
             QuantisedBy::Launch => WIDENED_APART_ROWS_MIN,
@@ -217,14 +227,9 @@ impl Chip {
             WeightFormat::Bf16 => Operands::Bf16,
             WeightFormat::E4m3 => Operands::E4m3,
             WeightFormat::E4m3Blocks => Operands::E4m3Blocks,
-            WeightFormat::Int4(_) if !may_quantise => Operands::Int4,
-            WeightFormat::Int4(GroupSize::G128)
-                if !is_shared
-                    && BESIDE_E4M3_ROWS.contains(&shape.m)
-                    && shape.k.is_multiple_of(GroupSize::G128.values()) =>
-            {
-                Operands::Int4BesideE4m3
-            }
+            WeightFormat::Int4(_) if !self.is_hopper() => Operands::Int4,
+            WeightFormat::Int4(GroupSize::G128) if is_whole && are_beside => Operands::Int4BesideE4m3,
+            WeightFormat::Int4(_) if self.numerics == Numerics::BatchInvariant => Operands::Int4,
             WeightFormat::Int4(_) if shape.m >= widened_rows_min && shape.k.is_multiple_of(E4M3_WHOLE) => {
                 Operands::E4m3
             }
@@ -241,6 +246,7 @@ impl Chip {
     /// - all else is cuBLASLt's best guess, which from 512 rows on adds to the residual.
     pub fn choose(&self, desc: GemmDesc) -> Option<GemmKernel> {
         let found = match self.numerics {
+            _ if desc.prologue == Prologue::Normed && desc.operands != Operands::Int4BesideE4m3 => None,
             _ if matches!(desc.operands, Operands::E4m3 | Operands::E4m3Blocks | Operands::Int4BesideE4m3) => {
                 self.quantised(desc)
             }
@@ -248,7 +254,7 @@ impl Chip {
             Numerics::BatchInvariant => self.batch_invariant(desc),
             Numerics::Fastest => match desc.prologue {
                 Prologue::NormScaled => self.norm_scaled(desc),
-                Prologue::Plain => self.plain(desc),
+                Prologue::Plain | Prologue::Normed => self.plain(desc),
             },
         };
         found.filter(|kernel| kernel.fits(desc))
@@ -294,8 +300,12 @@ impl Chip {
         }
     }
 
-    /// One row is the skinny kernel's, which widens weights on their way; more are ours on Hopper, by the tile that costs least.
+    /// One row is the skinny kernel's, which widens weights on their way; more are ours on Hopper, by the tile that costs least. Where bits count one
+    /// is the tiles', too, or with codes that of the ring that gives their bits.
     fn quantised(&self, desc: GemmDesc) -> Option<GemmKernel> {
+        if self.numerics == Numerics::BatchInvariant && GemmKernel::QuantisingRing.fits(desc) {
+            return Some(GemmKernel::QuantisingRing);
+        }
         let has_skinny = desc.operands != Operands::E4m3Blocks || self.has_ring(desc.shape);
         if self.numerics == Numerics::Fastest && Rows::of(desc.shape.m) == Rows::One && has_skinny {
             return (desc.epilogue != Epilogue::Sum).then(|| self.one_row(desc.shape));
@@ -450,6 +460,7 @@ impl GemmKernel {
                 is_whole && tile.fits(desc.shape, desc.epilogue) && (!needs_scale || tile.scales())
             }
             Self::CublasLt(_) => desc.prologue == Prologue::Plain,
+            Self::QuantisingRing => false,
         }
     }
 
@@ -464,13 +475,17 @@ impl GemmKernel {
             Self::Tiled(tile) => {
                 is_whole && desc.prologue == Prologue::Plain && tile.fits_e4m3(scaled, desc.shape, desc.epilogue)
             }
-            Self::CublasLt(_) => false,
+            Self::CublasLt(_) | Self::QuantisingRing => false,
         }
     }
 
     fn fits_beside_e4m3(self, desc: GemmDesc) -> bool {
         match self {
             Self::Tiled(tile) => desc.prologue == Prologue::Plain && tile.fits_beside_e4m3(desc.shape, desc.epilogue),
+            Self::QuantisingRing => {
+                let is_normed = desc.prologue == Prologue::Normed;
+                desc.prologue != Prologue::NormScaled && fits_quantising_ring(desc.shape, desc.epilogue, is_normed)
+            }
             Self::Skinny(_) | Self::CublasLt(_) => false,
         }
     }
@@ -481,7 +496,7 @@ impl GemmKernel {
             Self::Skinny(SkinnyKernel::Ring { .. }) => {
                 desc.shape.m <= SKINNY_INT4_ROWS_MAX && desc.shape.k.is_multiple_of(8)
             }
-            Self::Skinny(SkinnyKernel::Registers) | Self::CublasLt(_) => false,
+            Self::Skinny(_) | Self::QuantisingRing | Self::CublasLt(_) => false,
         }
     }
 
@@ -489,7 +504,7 @@ impl GemmKernel {
     pub fn squares_tile(self) -> usize {
         match self {
             Self::Tiled(tile) => tile.rows(),
-            Self::Skinny(_) | Self::CublasLt(_) => NORM_TILE,
+            Self::Skinny(_) | Self::QuantisingRing | Self::CublasLt(_) => NORM_TILE,
         }
     }
 }
@@ -499,6 +514,7 @@ impl fmt::Display for GemmKernel {
         match self {
             Self::Skinny(SkinnyKernel::Registers) => write!(f, "skinny"),
             Self::Skinny(SkinnyKernel::Ring { .. }) => write!(f, "skinny ring"),
+            Self::QuantisingRing => write!(f, "quantising ring"),
             Self::Tiled(tile) => write!(f, "{tile}"),
             Self::CublasLt(Algorithm { rows, rank }) => write!(f, "cublaslt {rank} of {rows}"),
         }

@@ -110,6 +110,9 @@ entries! {
     SkinnyInt4Update = "skinny_int4_sm90" "skinny_int4_sm90_update",
     SkinnyInt4Scaled = "skinny_int4_sm90" "skinny_int4_sm90_scaled",
     SkinnyInt4Gated = "skinny_int4_sm90" "skinny_int4_sm90_gated",
+    SkinnyInt4E4m3Bf16 = "skinny_int4_e4m3_sm90" "skinny_int4_e4m3_sm90_bf16",
+    SkinnyInt4E4m3Gated = "skinny_int4_e4m3_sm90" "skinny_int4_e4m3_sm90_gated",
+    SkinnyInt4E4m3Sum = "skinny_int4_e4m3_sm90" "skinny_int4_e4m3_sm90_sum",
     Gemm1x8Bf16 = "gemm_sm90" "gemm_sm90_1x8_bf16",
     Gemm1x8F32 = "gemm_sm90" "gemm_sm90_1x8_f32",
     Gemm1x8Activated = "gemm_sm90" "gemm_sm90_1x8_activated",
@@ -326,7 +329,7 @@ impl Entry {
         let most = match self.module() {
             "paged_decode" | "paged_prefill" => 96 << 10,
             "paged_prefill_sm90" => 193 << 10,
-            "skinny_gemm_sm90" | "skinny_int4_sm90" => SKINNY_RING_BYTES_MAX,
+            "skinny_gemm_sm90" | "skinny_int4_sm90" | "skinny_int4_e4m3_sm90" => SKINNY_RING_BYTES_MAX,
             "gemm_sm90" | "gemm_fp8_sm90" | "gemm_fp8_blocks_sm90" | "gemm_int4_sm90" | "gemm_int4_e4m3_sm90" => {
                 crate::gemm::SHARED_BYTES as u32
             }

@@ -40,6 +40,7 @@ mod pinned;
 pub mod plan;
 pub mod pointwise;
 pub mod quantise;
+mod quantising_ring;
 pub mod ranks;
 pub mod readback;
 pub mod reads;

@@ -214,6 +214,10 @@ impl Kernels {
         match (kernel, scale) {
             (GemmKernel::Skinny(kernel), None) => self.skinny_gemm_by(op, kernel),
             (GemmKernel::Skinny(kernel), Some(scale)) => self.skinny_scaled_by(op, scale, kernel),
+            (GemmKernel::QuantisingRing, None) => self.gemm_quantising(op, None),
+            (GemmKernel::QuantisingRing, Some(_)) => {
+                Err(refused("gemm", "a row that is quantised is not scaled".to_owned()))
+            }
             (GemmKernel::Tiled(tile), None) => {
                 let plan = plan(tile);
                 self.gemm_by_plan(op, &plan)
@@ -235,6 +239,9 @@ impl Kernels {
                 let (x, n_multiprocessors) = (Operand::Bf16(op.x.slice(..)), self.properties().n_multiprocessors);
                 let plan = op.w.plan(&x, tile, op.shape, Epilogue::Update, n_multiprocessors);
                 self.gemm_update_by(op, &plan)
+            }
+            GemmKernel::QuantisingRing => {
+                Err(refused("gemm", "a row that is quantised leaves nothing for the next norm".to_owned()))
             }
             GemmKernel::CublasLt(_) => Err(refused("gemm", "cuBLASLt leaves nothing for the next norm".to_owned())),
         }

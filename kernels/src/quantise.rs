@@ -3,8 +3,8 @@
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 use half::bf16;
-pub use stoker_fit::gpu::beside_codes_bytes;
-use stoker_fit::gpu::{BESIDE_CODES_STRIDE, SUM_DIGITS};
+pub use stoker_fit::gpu::CodeSums;
+use stoker_fit::gpu::SUM_DIGITS;
 
 use crate::{
     Device, KernelError, Kernels, check_len, check_room, codes,
@@ -31,6 +31,7 @@ pub struct QuantisedRows {
     scales: CudaSlice<f32>,
     /// Empty where no rows are beside codes.
     sums: CudaSlice<u8>,
+    room: CodeSums,
 }
 
 /// What products of codes want of rows besides: in each 16 numbers of a row the two halves in turn (0 8 1 9 and so on), numbers up to
@@ -93,22 +94,37 @@ pub struct WidenInt4<'a> {
 impl QuantisedRows {
     /// Zeros, of so many values in so many rows at the most.
     pub fn zeros(device: &Device, n_values: usize, n_rows: usize) -> Result<Self, KernelError> {
-        Ok(Self { values: device.zeros(n_values)?, scales: device.zeros(n_rows)?, sums: device.zeros(0)? })
+        Ok(Self {
+            values: device.zeros(n_values)?,
+            scales: device.zeros(n_rows)?,
+            sums: device.zeros(0)?,
+            room: CodeSums::default(),
+        })
     }
 
     /// For rows that are all to be written, which no other GPU reads.
     pub fn unset(device: &Device, n_values: usize, n_rows: usize) -> Result<Self, KernelError> {
-        Ok(Self { values: device.own_unset(n_values)?, scales: device.unset(n_rows)?, sums: device.zeros(0)? })
+        Ok(Self {
+            values: device.own_unset(n_values)?,
+            scales: device.unset(n_rows)?,
+            sums: device.zeros(0)?,
+            room: CodeSums::default(),
+        })
     }
 
-    /// With so many bytes for sums of rows that are beside codes: [`beside_codes_bytes`].
-    pub fn beside_codes(self, device: &Device, n_bytes: usize) -> Result<Self, KernelError> {
-        Ok(Self { sums: device.zeros(n_bytes)?, ..self })
+    /// With this room for sums of rows that are beside codes.
+    pub fn beside_codes(self, device: &Device, room: CodeSums) -> Result<Self, KernelError> {
+        Ok(Self { sums: device.zeros(room.bytes())?, room, ..self })
     }
 
     /// With these numbers and scales.
     pub fn holding(device: &Device, values: &[u8], scales: &[f32]) -> Result<Self, KernelError> {
-        Ok(Self { values: device.holding(values)?, scales: device.holding(scales)?, sums: device.zeros(0)? })
+        Ok(Self {
+            values: device.holding(values)?,
+            scales: device.holding(scales)?,
+            sums: device.zeros(0)?,
+            room: CodeSums::default(),
+        })
     }
 
     /// The same beside codes: numbers in the order of columns are brought into the one that [`BesideCodes`] says.
@@ -121,20 +137,27 @@ impl QuantisedRows {
         const ZIPPED: usize = 16;
         let zip = |pairs: &[u8]| (0..ZIPPED).map(|at| pairs[at / 2 + at % 2 * (ZIPPED / 2)]).collect::<Vec<_>>();
         let zipped: Vec<u8> = numbers.chunks(ZIPPED).flat_map(zip).collect();
-        let mut sums = vec![0; beside_codes_bytes(width)];
+        let room = CodeSums::of_rows(width, scales.len());
+        let mut sums = vec![0; room.bytes()];
         for (row, numbers) in numbers.chunks(width).enumerate() {
             for (group, numbers) in numbers.chunks(WIDE_GROUP).enumerate() {
                 let sum = numbers.iter().map(|code| codes::e4m3(*code)).sum();
-                let place = (group * BESIDE_CODES_STRIDE + row) * SUM_DIGITS;
+                let place = (group * room.stride + row) * SUM_DIGITS;
                 sums[place..place + SUM_DIGITS].copy_from_slice(&sum_digits(sum));
             }
         }
-        Ok(Self { values: device.holding(&zipped)?, scales: device.holding(scales)?, sums: device.holding(&sums)? })
+        let (values, scales, sums) = (device.holding(&zipped)?, device.holding(scales)?, device.holding(&sums)?);
+        Ok(Self { values, scales, sums, room })
     }
 
     /// With these scales, for so many numbers that are to be brought there.
     pub fn with_scales(device: &Device, n_values: usize, scales: &[f32]) -> Result<Self, KernelError> {
-        Ok(Self { values: device.own_unset(n_values)?, scales: device.holding(scales)?, sums: device.zeros(0)? })
+        Ok(Self {
+            values: device.own_unset(n_values)?,
+            scales: device.holding(scales)?,
+            sums: device.zeros(0)?,
+            room: CodeSums::default(),
+        })
     }
 
     /// The same numbers with these scales.
@@ -173,8 +196,8 @@ impl QuantisedRows {
 
     /// The same as they are beside codes.
     pub fn rows_beside_codes(&self, n_rows: usize, width: usize) -> Quantised<'_> {
-        let sums = self.sums.slice(..beside_codes_bytes(width));
-        let beside = Some(BesideCodes { sums, stride: BESIDE_CODES_STRIDE });
+        let sums = self.sums.slice(..self.room.of_width(width).bytes());
+        let beside = Some(BesideCodes { sums, stride: self.room.stride });
         Quantised { beside, ..self.rows(n_rows, width) }
     }
 
@@ -197,9 +220,9 @@ impl QuantisedRows {
 
     /// The same as they are beside codes.
     pub fn rows_beside_codes_mut(&mut self, n_rows: usize, width: usize) -> QuantisedMut<'_> {
-        let sums = self.sums.slice_mut(..beside_codes_bytes(width));
+        let sums = self.sums.slice_mut(..self.room.of_width(width).bytes());
         let (values, scales) = (self.values.slice_mut(..n_rows * width), self.scales.slice_mut(..n_rows));
-        QuantisedMut { values, scales, beside: Some(BesideCodes { sums, stride: BESIDE_CODES_STRIDE }) }
+        QuantisedMut { values, scales, beside: Some(BesideCodes { sums, stride: self.room.stride }) }
     }
 }
 

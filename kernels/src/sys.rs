@@ -54,6 +54,7 @@ fatbins!(
     "silu_mul",
     "skinny_gemm",
     "skinny_gemm_sm90",
+    "skinny_int4_e4m3_sm90",
     "skinny_int4_sm90",
     "softcap",
     "sum_rows",

@@ -134,7 +134,7 @@ impl Kernels {
         }
     }
 
-    fn check_chip(&self) -> Result<(), KernelError> {
+    pub(crate) fn check_chip(&self) -> Result<(), KernelError> {
         let (major, minor) = self.properties().capability;
         if (major, minor) == (9, 0) { Ok(()) } else { Err(KernelError::NotInvariant { major, minor }) }
     }

@@ -8,7 +8,7 @@ use stoker_engine::{
     Quantization, Request, RequestEvent, RequestStream, SamplingParams, TokenId, Usage, exec::cuda::CudaModel,
 };
 
-use crate::{common, cuda};
+use crate::{common, cuda, cuda_quantised};
 
 const N_TOKENS: u32 = 40;
 
@@ -58,6 +58,20 @@ fn logits_are_the_same_bits_at_every_chunk_size() {
             same_bits_at_every_chunk_size(model, formats);
         }
     });
+}
+
+/// One row is quantised by the products that read it, all others by who leaves them: by warps that share the depth of a row, and by tiles.
+#[test]
+fn logits_of_four_bits_are_the_same_bits_at_every_chunk_size() {
+    if !cuda::has_hopper("logits_of_four_bits_are_the_same_bits_at_every_chunk_size") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    cuda_quantised::write_four_bits(directory.path());
+    for kv_cache_dtype in [None, Some(KvCacheDtype::Fp8)] {
+        same_bits_at_every_chunk_size(directory.path(), (None, kv_cache_dtype));
+        same_bits_whoever_else_runs(directory.path(), (None, kv_cache_dtype));
+    }
 }
 
 fn same_bits_at_every_chunk_size(model: &Path, (quantization, kv_cache_dtype): Formats) {

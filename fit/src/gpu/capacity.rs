@@ -26,7 +26,9 @@ pub const WIDENED_ROWS_MIN: usize = 256;
 /// Rows of e4m3 that weights of four bits in groups of 128 are multiplied beside as they are.
 pub const BESIDE_E4M3_ROWS: Range<usize> = 17..641;
 /// Sums of a group of 128 values that such rows have room for; a product may read those of rows that are not there.
-pub const BESIDE_CODES_STRIDE: usize = 1024;
+const BESIDE_CODES_STRIDE: usize = 1024;
+/// Rows of x of the tallest tile beside such rows.
+const BESIDE_TILE_ROWS: usize = 128;
 /// Bytes of such a sum, which is a few numbers of e4m3; a `uint4` in the kernels' `csrc/quantise.cuh`.
 pub const SUM_DIGITS: usize = 16;
 /// Most rows of an update of some rows; the same constant as `kScaledRows` in the kernels' `csrc/gemm_residual.cuh`.
@@ -39,9 +41,35 @@ pub fn norm_tiles(width: usize) -> usize {
     width.div_ceil(NORM_TILE)
 }
 
-/// Bytes of the sums that rows of so many values beside codes have room for.
-pub fn beside_codes_bytes(width: usize) -> usize {
-    width / GroupSize::G128.values() * BESIDE_CODES_STRIDE * SUM_DIGITS
+/// Room for sums of each 128 values of rows that lie beside codes: [groups][stride], [`SUM_DIGITS`] bytes each.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct CodeSums {
+    /// Groups of 128 values of a row.
+    pub n_groups: usize,
+    /// Rows that a group has room for: with those that the last tile reads and that are not there.
+    pub stride: usize,
+}
+
+impl CodeSums {
+    /// Of rows of so many values, as many rows as are multiplied beside codes where speed decides.
+    pub fn of_some_rows(width: usize) -> Self {
+        Self { n_groups: width / GroupSize::G128.values(), stride: BESIDE_CODES_STRIDE }
+    }
+
+    /// The same of up to so many rows.
+    pub fn of_rows(width: usize, max_rows: usize) -> Self {
+        Self { stride: max_rows.next_multiple_of(BESIDE_TILE_ROWS), ..Self::of_some_rows(width) }
+    }
+
+    /// Of rows of another width in the same room.
+    pub fn of_width(self, width: usize) -> Self {
+        Self { n_groups: width / GroupSize::G128.values(), ..self }
+    }
+
+    /// Of device memory.
+    pub fn bytes(self) -> usize {
+        self.n_groups * self.stride * SUM_DIGITS
+    }
 }
 
 /// What bounds every step.
@@ -150,7 +178,7 @@ impl Capacity {
         let bytes = self.max_rows * (2 * row_values + 4)
             + quantised
             + 4 * scales
-            + self.code_sums_bytes(sizes)
+            + self.code_sums(sizes).bytes()
             + squares
             + sampled
             + scratch
@@ -178,7 +206,7 @@ impl Capacity {
     pub fn quantised_rows(&self, sizes: &DecoderSizes) -> (usize, usize) {
         let quantises = |format: &WeightFormat| match format {
             WeightFormat::Bf16 => false,
-            WeightFormat::Int4(_) => self.only_speed_counts(),
+            WeightFormat::Int4(group) => self.only_speed_counts() || is_always_beside(*group, sizes),
             WeightFormat::E4m3 | WeightFormat::E4m3Blocks => true,
         };
         match sizes.formats().iter().any(quantises) {
@@ -187,10 +215,16 @@ impl Capacity {
         }
     }
 
-    /// Bytes of the sums of what is quantised beside codes.
-    pub fn code_sums_bytes(&self, sizes: &DecoderSizes) -> usize {
-        let are_there = has_int4(sizes) && self.only_speed_counts();
-        if are_there { beside_codes_bytes(sizes.widest_input()) } else { 0 }
+    /// The sums of what is quantised beside codes.
+    pub fn code_sums(&self, sizes: &DecoderSizes) -> CodeSums {
+        let width = sizes.widest_input();
+        let is_beside =
+            |format: &WeightFormat| matches!(format, WeightFormat::Int4(group) if is_always_beside(*group, sizes));
+        match self.only_speed_counts() {
+            true if has_int4(sizes) => CodeSums::of_some_rows(width),
+            false if sizes.formats().iter().any(is_beside) => CodeSums::of_rows(width, self.max_rows),
+            _ => CodeSums::default(),
+        }
     }
 
     /// Values and outputs of the projection that is widened from four bits to e4m3 for a product, at the most.
@@ -199,7 +233,7 @@ impl Capacity {
         if widens { sizes.largest_int4() } else { (0, 0) }
     }
 
-    /// Where bits count every number of rows of bf16 is multiplied by codes; a policy of fixed pieces says so.
+    /// Where bits count every number of rows is multiplied by codes in one way; a policy of fixed pieces says so.
     fn only_speed_counts(&self) -> bool {
         matches!(self.policy, SplitPolicy::Balanced { .. })
     }
@@ -213,6 +247,11 @@ impl Capacity {
     pub fn decode_scratch(&self, heads: Heads) -> ScratchSize {
         ScratchSize { n_sequences: self.max_sampled, n_items: self.max_items, policy: self.policy, heads }
     }
+}
+
+/// Whether rows are quantised beside such codes however many they are, where bits count.
+fn is_always_beside(group: GroupSize, sizes: &DecoderSizes) -> bool {
+    group == GroupSize::G128 && sizes.rank.of == 1
 }
 
 fn has_int4(sizes: &DecoderSizes) -> bool {

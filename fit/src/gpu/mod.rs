@@ -17,8 +17,8 @@ pub use self::{
         SplitPolicy, decode_items_max, prefill_pieces_max, prefill_split,
     },
     capacity::{
-        BESIDE_CODES_STRIDE, BESIDE_E4M3_ROWS, COUNT_MAX, Capacity, NORM_TILE, SUM_DIGITS, StepBounds, TILES_MAX,
-        UPDATE_ROWS_MAX, WIDENED_ROWS_MIN, WORKSPACE_BYTES, beside_codes_bytes, norm_tiles,
+        BESIDE_E4M3_ROWS, COUNT_MAX, Capacity, CodeSums, NORM_TILE, SUM_DIGITS, StepBounds, TILES_MAX, UPDATE_ROWS_MAX,
+        WIDENED_ROWS_MIN, WORKSPACE_BYTES, norm_tiles,
     },
     cards::{CARDS, Card, Chip},
     decoder::DecoderSizes,

@@ -2,6 +2,8 @@
 //! of every tile with their references; that a row does not depend on its neighbours, nor on the tile; the residual stream inside. What is
 //! widened to e4m3, to the bit, and products with it right behind it.
 
+use cudarc::driver::{CudaSlice, CudaView};
+
 use super::{
     Gpu, Outcome, TWO_ROUNDINGS,
     fixture::widened,
@@ -15,9 +17,13 @@ use crate::{
     codes,
     gemm::{self, Depth, GemmPlan},
     int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
-    launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_INT4_ROWS_MAX, SkinnyKernel, norm_tiles},
+    launch::{self, Epilogue, GemmShape, NORM_TILE, SKINNY_INT4_ROWS_MAX, SkinnyKernel, norm_tiles},
     linear::{Linear, Operand, Output, RowScale, Update},
-    quantise::{BESIDE_CODES_MAX, E4M3_MAX, QuantisedMut, QuantisedRows, WidenInt4},
+    pointwise::AddRmsNorm,
+    quantise::{
+        BESIDE_CODES_MAX, CodeSums, E4M3_MAX, QuantiseRows, QuantisedMut, QuantisedNorm, QuantisedRows, WidenInt4,
+    },
+    ranks::NormOf,
     reference,
 };
 
@@ -78,7 +84,12 @@ const BESIDE_SHAPES: [(usize, usize, usize); 14] = [
 ];
 /// (n, k) of rows at all counts.
 const INVARIANT_SIZES: [(usize, usize); 3] = [(16, 32), (272, 1056), (768, 2048)];
+/// The same beside rows in e4m3: groups that are fewer than a product of the ring takes, that end inside of a stage, and that are stages.
+const BESIDE_SIZES: [(usize, usize); 6] =
+    [(16, 128), (272, 1152), (768, 2048), (4096, 4096), (48, 14_336), (2128, 8320)];
 const ROW_COUNTS: [usize; 12] = [1, 2, 8, 9, 16, 32, 33, 64, 65, 128, 200, 300];
+/// Rows that are multiplied one by one besides.
+const ROWS_ALONE: usize = 9;
 
 pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
     if gpu.kernels.properties().capability != (9, 0) {
@@ -121,6 +132,14 @@ pub(super) fn run(gpu: &mut Gpu) -> Result<Vec<Outcome>, KernelError> {
         for (n, k) in INVARIANT_SIZES {
             outcomes.push(same_bits(gpu, Int4Layout { n, k, group, scales: ScaleFormat::Bf16 })?);
         }
+    }
+    for (idx, (n, k)) in BESIDE_SIZES.into_iter().enumerate() {
+        let scales = [ScaleFormat::F16, ScaleFormat::Bf16][idx % 2];
+        let weights = Weights::drawn(gpu, Int4Layout { n, k, group: GroupSize::G128, scales })?;
+        for epilogue in [Epilogue::Bf16, Epilogue::Gated] {
+            outcomes.push(same_bits_beside_e4m3(gpu, &weights, epilogue)?);
+        }
+        outcomes.push(in_stream(gpu, &weights)?);
     }
     Ok(outcomes)
 }
@@ -324,6 +343,127 @@ fn same_bits(gpu: &mut Gpu, layout: Int4Layout) -> Result<Outcome, KernelError> 
     }
     let case = format!("n {n} k {k} {group:?}: the same rows in {n_products} products");
     Ok(Outcome { op: OP, case, error: n_different as f64, limit: 0.0 })
+}
+
+/// Rows in e4m3 of every count, by every plan, must equal the same rows of the largest product; so must rows in bf16 one by one, which the
+/// ring quantises itself. The error is the number of products that differ.
+fn same_bits_beside_e4m3(gpu: &mut Gpu, weights: &Weights, epilogue: Epilogue) -> Result<Outcome, KernelError> {
+    let (Int4Layout { n, k, .. }, most) = (weights.device.layout(), ROW_COUNTS[ROW_COUNTS.len() - 1]);
+    let (rows, device) = (odd_rows(gpu, most, k)?, gpu.kernels.device().clone());
+    let mut x = QuantisedRows::zeros(&device, most * k, most)?.beside_codes(&device, CodeSums::of_rows(k, most))?;
+    let out = x.rows_beside_codes_mut(most, k);
+    gpu.kernels.quantise_rows(QuantiseRows { out, x: rows.as_view(), width: k })?;
+    let of = |m: usize, plan: &GemmPlan| {
+        let x = Operand::E4m3(x.rows_beside_codes(m, k));
+        multiply(gpu, x, weights, GemmShape { m, n, k }, epilogue, plan)
+    };
+    let n_multiprocessors = gpu.kernels.properties().n_multiprocessors;
+    let plans_of = |m| gemm::all_plans_beside_e4m3(GemmShape { m, n, k }, epilogue, Depth::Whole, n_multiprocessors);
+    let width = if epilogue == Epilogue::Gated { n / 2 } else { n };
+    let whole = of(most, &plans_of(most)[0])?.map(|whole| bits(&whole)).unwrap_or_default();
+    let (mut n_different, mut n_products) = (0, 0);
+    let mut compare = |first: usize, found: Option<Vec<f32>>| {
+        let found = found.map(|found| bits(&found)).unwrap_or_default();
+        let is_same = !found.is_empty() && whole[first * width..].starts_with(&found);
+        n_different += usize::from(!is_same);
+        n_products += 1;
+    };
+    for m in ROW_COUNTS {
+        for plan in plans_of(m) {
+            compare(0, of(m, &plan)?);
+        }
+    }
+    for row in 0..ROWS_ALONE {
+        compare(row, alone(gpu, rows.slice(row * k..(row + 1) * k), weights, epilogue)?);
+    }
+    let case = format!("n {n} k {k} {epilogue:?} beside e4m3: the same rows in {n_products} products");
+    Ok(Outcome { op: "gemm_int4_e4m3_sm90", case, error: n_different as f64, limit: 0.0 })
+}
+
+/// A row through the ring as it reads and writes the residual stream: its norm as a norm in front leaves it quantised, and its sums as a norm
+/// behind adds them. The error is the number of products that differ from those of a tile between such norms.
+fn in_stream(gpu: &mut Gpu, weights: &Weights) -> Result<Outcome, KernelError> {
+    let Int4Layout { n, k, .. } = weights.device.layout();
+    let rows = odd_rows(gpu, ROWS_ALONE, k)?;
+    let residual: Vec<bf16> = gpu.noise.normals(n).into_iter().map(bf16::from_f32).collect();
+    let [before, behind] = [k, n].map(|width| gpu.noise.normals(width));
+    let norms = [gpu.upload_bf16(&before)?, gpu.upload_bf16(&behind)?];
+    let may_norm = launch::fits_quantising_ring(GemmShape { m: 1, n, k }, Epilogue::Sum, true);
+    let (mut n_different, mut n_products) = (0, 0);
+    for is_normed in if may_norm { vec![false, true] } else { vec![false] } {
+        for row in 0..ROWS_ALONE {
+            let x = || rows.slice(row * k..(row + 1) * k);
+            let wanted = between_norms(gpu, (x(), is_normed), weights, &residual, &norms)?;
+            let mut found = gpu.guarded(residual.clone())?;
+            let norm = is_normed.then(|| NormOf { weight: norms[0].as_view(), eps: EPS });
+            let (y, w) = (Output::Sum(found.view()), Operand::Int4(weights.device.view()));
+            let op = Linear { y, x: x().into(), w, shape: GemmShape { m: 1, n, k } };
+            gpu.kernels.gemm_quantising(op, norm)?;
+            let found = gpu.written(&found)?;
+            n_different += usize::from(found.is_none() || found != wanted);
+            n_products += 1;
+        }
+    }
+    let case = format!("n {n} k {k}: a row between norms, {n_products} products");
+    Ok(Outcome { op: "skinny_int4_e4m3", case, error: n_different as f64, limit: 0.0 })
+}
+
+/// The residual stream behind a row's product by a tile, whose norms are launches of their own.
+fn between_norms(
+    gpu: &Gpu,
+    (x, is_normed): (CudaView<'_, bf16>, bool),
+    weights: &Weights,
+    residual: &[bf16],
+    [before, behind]: &[CudaSlice<bf16>; 2],
+) -> Result<Option<Vec<bf16>>, KernelError> {
+    let Int4Layout { n, k, .. } = weights.device.layout();
+    let (device, shape) = (gpu.kernels.device(), GemmShape { m: 1, n, k });
+    let mut row = QuantisedRows::zeros(device, k, 1)?.beside_codes(device, CodeSums::of_rows(k, 1))?;
+    let out = row.rows_beside_codes_mut(1, k);
+    match is_normed {
+        true => {
+            let weight = before.as_view();
+            gpu.kernels.quantised_norm(QuantisedNorm { out, residual: None, x, weight, eps: EPS })?;
+        }
+        false => gpu.kernels.quantise_rows(QuantiseRows { out, x, width: k })?,
+    }
+    let plan = gemm::all_plans_beside_e4m3(shape, Epilogue::Bf16, Depth::Whole, 132)[0];
+    let mut y = gpu.upload(&vec![bf16::ZERO; n])?;
+    let (x, w) = (Operand::E4m3(row.rows_beside_codes(1, k)), Operand::Int4(weights.device.view()));
+    gpu.kernels.gemm_by_plan(Linear { y: Output::Bf16(y.as_view_mut()), x, w, shape }, &plan)?;
+    let (mut residual, mut normed) = (gpu.guarded(residual.to_vec())?, gpu.upload(&vec![bf16::ZERO; n])?);
+    gpu.kernels.add_rms_norm(AddRmsNorm {
+        out: normed.as_view_mut(),
+        residual: residual.view(),
+        x: y.as_view(),
+        weight: behind.as_view(),
+        eps: EPS,
+    })?;
+    gpu.written(&residual)
+}
+
+/// Of which one is zeros, one has a value beside which all others are small, and one is small as a whole.
+fn odd_rows(gpu: &mut Gpu, n_rows: usize, k: usize) -> Result<CudaSlice<bf16>, KernelError> {
+    let mut x = gpu.noise.normals(n_rows * k);
+    x[k..2 * k].fill(0.0);
+    x[2 * k + 77] = 3e4;
+    x[3 * k..4 * k].iter_mut().for_each(|x| *x *= 1e-30);
+    gpu.upload_bf16(&x)
+}
+
+/// A row of bf16 through the ring that quantises.
+fn alone(
+    gpu: &Gpu,
+    x: CudaView<'_, bf16>,
+    weights: &Weights,
+    epilogue: Epilogue,
+) -> Result<Option<Vec<f32>>, KernelError> {
+    let Int4Layout { n, k, .. } = weights.device.layout();
+    let mut y = gpu.poisoned::<bf16>(if epilogue == Epilogue::Gated { n / 2 } else { n })?;
+    let out = if epilogue == Epilogue::Gated { Output::Gated(y.view()) } else { Output::Bf16(y.view()) };
+    let w = Operand::Int4(weights.device.view());
+    gpu.kernels.gemm_quantising(Linear { y: out, x: x.into(), w, shape: GemmShape { m: 1, n, k } }, None)?;
+    Ok(gpu.written(&y)?.map(|found| widened(&found)))
 }
 
 /// Added to the residual stream, and scaled by a norm's factor, by every plan that does.

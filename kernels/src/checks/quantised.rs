@@ -18,7 +18,7 @@ use crate::{
     launch::{Epilogue, GemmShape, NORM_TILE, SKINNY_ROWS_MAX, SkinnyKernel, norm_tiles},
     linear::{Linear, Operand, Output, RowScale, Update},
     pointwise::{AddRmsNorm, RmsNorm},
-    quantise::{BESIDE_CODES_MAX, E4M3_MAX, QuantiseRows, QuantisedNorm, QuantisedRows, beside_codes_bytes},
+    quantise::{BESIDE_CODES_MAX, CodeSums, E4M3_MAX, QuantiseRows, QuantisedNorm, QuantisedRows},
     reference,
 };
 
@@ -109,7 +109,7 @@ fn beside_codes(gpu: &mut Gpu, n_rows: usize, width: usize) -> Result<Vec<Outcom
         let (numbers, scales) = reference::quantise_rows(if is_norm { &normed } else { &x }, width, BESIDE_CODES_MAX);
         let numbers: Vec<u8> = numbers.into_iter().map(reference::bits_of_e4m3).collect();
         let wanted = QuantisedRows::holding_beside_codes(&device, &numbers, &scales, width)?;
-        let mut found = poisoned(gpu, n_rows, width)?.beside_codes(&device, beside_codes_bytes(width))?;
+        let mut found = poisoned(gpu, n_rows, width)?.beside_codes(&device, CodeSums::of_rows(width, n_rows))?;
         let (out, x) = (found.rows_beside_codes_mut(n_rows, width), x_gpu.as_view());
         match is_norm {
             true => gpu.kernels.quantised_norm(QuantisedNorm {

@@ -131,6 +131,35 @@ fn weights_of_four_bits_are_ours_at_any_number_of_rows_and_of_few_with_norms_and
 }
 
 #[test]
+fn where_bits_count_codes_in_groups_of_128_are_beside_e4m3_at_any_number_of_rows_and_one_takes_a_ring() {
+    let wide = WeightFormat::Int4(GroupSize::G128);
+    let invariant = Chip::new("of no table", H200, Numerics::BatchInvariant, None).unwrap();
+    let of = |stored, m, k| invariant.multiplied_as(stored, GemmShape { m, n: 4096, k }, QuantisedBy::Launch);
+    for m in [1, 2, 16, 17, 640, 641, 8192] {
+        assert_eq!(of((wide, false), m, 4096), Operands::Int4BesideE4m3, "{m}");
+        let others = [(wide, true), (WeightFormat::Int4(GroupSize::G32), false)];
+        assert_eq!(others.map(|stored| of(stored, m, 4096)), [Operands::Int4; 2], "{m}");
+        assert_eq!(of((wide, false), m, 4096 + 64), Operands::Int4, "{m}");
+    }
+    let beside = |m, epilogue| GemmDesc { operands: Operands::Int4BesideE4m3, ..plain(m, 4096, 14_336, epilogue) };
+    for epilogue in [Epilogue::Bf16, Epilogue::Gated] {
+        assert_eq!(invariant.choose(beside(1, epilogue)), Some(GemmKernel::QuantisingRing));
+        for m in [2, 8, 300, 8192] {
+            let found = invariant.choose(beside(m, epilogue));
+            assert!(matches!(found, Some(GemmKernel::Tiled(tile)) if !tile.splits_depth()), "{m} {found:?}");
+        }
+    }
+    let normed = |m, k| {
+        let shape = GemmShape { m, n: 28_672, k };
+        invariant.choose(GemmDesc { shape, prologue: Prologue::Normed, ..beside(m, Epilogue::Gated) })
+    };
+    let ring = Some(GemmKernel::QuantisingRing);
+    assert_eq!([normed(1, 4096), normed(1, 8192), normed(2, 4096)], [ring, None, None]);
+    assert_eq!([1, 2].map(|m| invariant.choose(beside(m, Epilogue::Sum))), [ring, None]);
+    assert_eq!(invariant.choose(beside(1, Epilogue::Update)), None);
+}
+
+#[test]
 fn weights_in_blocks_of_e4m3_are_ours_at_any_number_of_rows() {
     let blocks = |desc: GemmDesc| GemmDesc { operands: Operands::E4m3Blocks, ..desc };
     let hopper = chip((9, 0));

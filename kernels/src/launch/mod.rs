@@ -15,8 +15,8 @@ pub use self::{
         quantise_rows, rms_norm, rms_norm_e4m3, rope_kv, silu_mul, softcap,
     },
     product::{
-        SKINNY_INT4_ROWS_MAX, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, skinny_gemm, skinny_gemm_e4m3,
-        skinny_gemm_int4,
+        SKINNY_INT4_ROWS_MAX, SKINNY_ROWS_MAX, SkinnyForm, SkinnyKernel, fits_quantising_ring, quantising_ring,
+        skinny_gemm, skinny_gemm_e4m3, skinny_gemm_int4,
     },
     reduce::{Reduced, Way, gather_logits, meet_ranks, reduce, reduce_shares, shares_rows},
     sampling::{mark_tokens, sample, sample_options, sampling_floor, score_tokens, sum_rows},

@@ -2,7 +2,7 @@
 
 use stoker_fit::gpu::GroupSize;
 
-use super::{Entry, GATE_UP_GROUP, GemmShape, LaunchConfig, config, count, not_empty, refused};
+use super::{Entry, Epilogue, GATE_UP_GROUP, GemmShape, LaunchConfig, config, count, not_empty, refused};
 use crate::{choose::ScaledBy, device::Properties, entry::SKINNY_RING_BYTES_MAX, error::KernelError};
 
 /// Most rows of x that the small-batch matrix product takes.
@@ -10,6 +10,8 @@ pub const SKINNY_ROWS_MAX: usize = 8;
 
 /// Most rows of x that it takes with weights of four bits.
 pub const SKINNY_INT4_ROWS_MAX: usize = 4;
+/// Values of the widest row whose norm the product finds that quantises it: a stage of codes.
+const NORMED_ROW_MAX: usize = 4096;
 /// Rows of w that the small-batch product takes at a time.
 const SKINNY_TILE_ROWS: usize = 16;
 const OP: &str = "skinny_gemm";
@@ -101,17 +103,31 @@ struct RingForm {
     /// Stages, if there is room for them.
     stages: usize,
     stage_bytes: usize,
+    x: RowBytes,
 }
 
-const BF16_RING: RingForm = RingForm { warps: 8, stages: 5, stage_bytes: 32 << 10 };
-const E4M3_RING: RingForm = RingForm { warps: 16, stages: 4, stage_bytes: 32 << 10 };
+/// What a row of x takes in shared memory.
+#[derive(Clone, Copy, Debug)]
+struct RowBytes {
+    /// Each 128 values.
+    group: usize,
+    beside: usize,
+}
+
+/// Two bytes a value; beside weights of four bits 32 more for each 128. Behind a row, what shifts banks.
+const WIDE_ROW: RowBytes = RowBytes { group: 2 * 128 + 32, beside: 64 };
+const BF16_RING: RingForm = RingForm { warps: 8, stages: 5, stage_bytes: 32 << 10, x: WIDE_ROW };
+const E4M3_RING: RingForm = RingForm { warps: 16, stages: 4, stage_bytes: 32 << 10, x: WIDE_ROW };
+/// A byte a value and digits of its sums; then, of two tiles of 16 outputs, each group's scale and sum. What the first is aligned by.
+const QUANTISED_ROW: RowBytes = RowBytes { group: 128 + 16 + 2 * 16 * 8, beside: 1024 + 64 };
+const QUANTISING_RING: RingForm = RingForm { warps: 16, stages: 3, stage_bytes: 34 << 10, x: QUANTISED_ROW };
 /// With the scales of both eights of its rows.
 const E4M3_BLOCKS_RING: RingForm = RingForm { stage_bytes: E4M3_RING.stage_bytes + 128, ..E4M3_RING };
 
 impl RingForm {
     /// Codes of 4096 values of a tile's rows, and their groups.
     fn int4(group: GroupSize) -> Self {
-        Self { warps: 16, stages: 3, stage_bytes: (32 + 2 * group.n_units()) << 10 }
+        Self { warps: 16, stages: 3, stage_bytes: (32 + 2 * group.n_units()) << 10, x: WIDE_ROW }
     }
 
     /// Shared memory of a block: x, then stages. None if there is no room for two of them. Two blocks must not fit a multiprocessor, or
@@ -119,16 +135,24 @@ impl RingForm {
     fn shared_bytes(self, shape: GemmShape) -> Option<u32> {
         /// Values that a row of x is padded to a multiple of; those of the widest stage.
         const STAGE_VALUES: usize = 4096;
-        /// Behind a row of x: shifts banks.
-        const BETWEEN: usize = 64;
         const BYTES_MIN: u32 = 112 << 10;
-        let values = shape.k.next_multiple_of(STAGE_VALUES);
-        // Two bytes a value; beside weights of four bits 32 more for each 128.
-        let row = values * size_of::<u16>() + values / 4 + BETWEEN;
+        let row = shape.k.next_multiple_of(STAGE_VALUES) / 128 * self.x.group + self.x.beside;
         let x = (shape.m * row).next_multiple_of(128);
         let room = (SKINNY_RING_BYTES_MAX as usize).checked_sub(x)?;
         let stages = self.stages.min(room / self.stage_bytes);
         (stages >= 2).then(|| count(x + stages * self.stage_bytes).max(BYTES_MIN))
+    }
+
+    fn launch(self, entry: Entry, shape: GemmShape, n_multiprocessors: u32) -> Result<LaunchConfig, KernelError> {
+        let no_room = || refused(OP, format!("{} rows of {} leave no room for a ring", shape.m, shape.k));
+        let n_tiles = count(shape.n.div_ceil(SKINNY_TILE_ROWS));
+        Ok(LaunchConfig {
+            entry,
+            grid: [n_tiles.min(n_multiprocessors), 1, 1],
+            // One more copies.
+            threads: (self.warps + 1) * 32,
+            shared_bytes: self.shared_bytes(shape).ok_or_else(no_room)?,
+        })
     }
 }
 
@@ -157,15 +181,7 @@ fn skinny(
     }
     let n_tiles = count(shape.n.div_ceil(SKINNY_TILE_ROWS));
     let SkinnyKernel::Ring { n_multiprocessors } = kernel else { return Ok(config(registers, [n_tiles, 1, 1], 256)) };
-    let no_room = || refused(OP, format!("{} rows of {} leave no room for a ring", shape.m, shape.k));
-    let shared_bytes = ring.shared_bytes(shape).ok_or_else(no_room)?;
-    // One more copies.
-    Ok(LaunchConfig {
-        entry: through_ring,
-        grid: [n_tiles.min(n_multiprocessors), 1, 1],
-        threads: (ring.warps + 1) * 32,
-        shared_bytes,
-    })
+    ring.launch(through_ring, shape, n_multiprocessors)
 }
 
 /// The same with weights of e4m3.
@@ -213,6 +229,35 @@ pub fn skinny_gemm_int4(
     skinny(shape, [entry; 2], form, kernel, RingForm::int4(group))
 }
 
+/// Whether the product of a row that it quantises, and of its norm, is for such a shape and end.
+pub fn fits_quantising_ring(shape: GemmShape, epilogue: Epilogue, is_normed: bool) -> bool {
+    let GemmShape { m, n, k } = shape;
+    let is_whole = match epilogue {
+        Epilogue::Bf16 | Epilogue::Sum => true,
+        Epilogue::Gated => n.is_multiple_of(2 * GATE_UP_GROUP),
+        Epilogue::F32 | Epilogue::Update => false,
+    };
+    m == 1
+        && is_whole
+        && k.is_multiple_of(GroupSize::G128.values())
+        && (!is_normed || k <= NORMED_ROW_MAX)
+        && QUANTISING_RING.shared_bytes(shape).is_some()
+}
+
+/// The product of a row that it quantises, which must fit.
+pub fn quantising_ring(
+    shape: GemmShape,
+    epilogue: Epilogue,
+    n_multiprocessors: u32,
+) -> Result<LaunchConfig, KernelError> {
+    let entry = match epilogue {
+        Epilogue::Gated => Entry::SkinnyInt4E4m3Gated,
+        Epilogue::Sum => Entry::SkinnyInt4E4m3Sum,
+        Epilogue::Bf16 | Epilogue::F32 | Epilogue::Update => Entry::SkinnyInt4E4m3Bf16,
+    };
+    QUANTISING_RING.launch(entry, shape, n_multiprocessors)
+}
+
 #[cfg(test)]
 mod tests {
     use super::{super::norm_tiles, *};
@@ -241,6 +286,23 @@ mod tests {
             (of(48, SkinnyForm::F32), "skinny_gemm: logits are of weights in bf16"),
         ];
         refusals.into_iter().for_each(|(refusal, text)| assert_eq!(refusal.unwrap_err().to_string(), text));
+    }
+
+    #[test]
+    fn a_row_is_quantised_by_its_product_alone_in_whole_groups_and_normed_where_it_is_no_wider_than_a_stage() {
+        let fits = |m, n, k, epilogue, is_normed| fits_quantising_ring(GemmShape { m, n, k }, epilogue, is_normed);
+        assert!(fits(1, 28_672, 4096, Epilogue::Gated, true) && fits(1, 8192, 28_672, Epilogue::Sum, false));
+        for misfit in [
+            fits(2, 4096, 4096, Epilogue::Bf16, false),
+            fits(1, 4096, 4160, Epilogue::Bf16, false),
+            fits(1, 4096, 5120, Epilogue::Bf16, true),
+            fits(1, 4104, 4096, Epilogue::Gated, false),
+            fits(1, 4096, 4096, Epilogue::Update, false),
+        ] {
+            assert!(!misfit);
+        }
+        let config = quantising_ring(GemmShape { m: 1, n: 4096, k: 14_336 }, Epilogue::Sum, 132).unwrap();
+        assert_eq!((config.entry, config.grid, config.threads), (Entry::SkinnyInt4E4m3Sum, [132, 1, 1], 544));
     }
 
     #[test]

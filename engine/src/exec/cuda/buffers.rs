@@ -70,7 +70,7 @@ impl Buffers {
             quantised: {
                 let (n_values, n_rows) = capacity.quantised_rows(&shape.sizes());
                 let rows = QuantisedRows::zeros(device, n_values, n_rows)?;
-                rows.beside_codes(device, capacity.code_sums_bytes(&shape.sizes()))?
+                rows.beside_codes(device, capacity.code_sums(&shape.sizes()))?
             },
             widened: {
                 let (n_values, n_outputs) = capacity.widened(&shape.sizes());

@@ -391,6 +391,10 @@ impl Forward {
         };
         let op = Linear { y, x, w: matrix(weights, &b.widened, gemm, model), shape };
         let scale = match gemm.desc.prologue {
+            Prologue::Normed => {
+                let weight = norm_weight(weights, gemm.norm.expect("it is of a norm")).as_view();
+                return kernels.gemm_quantising(op, Some(NormOf { weight, eps }));
+            }
             Prologue::Plain => None,
             Prologue::NormScaled => Some(RowScale { squares: squares.slice(..m * shape.k.div_ceil(tile)), tile, eps }),
         };
@@ -418,7 +422,7 @@ impl Forward {
             Epilogue::Update => {
                 let (residual, weighted) = (residual.slice_mut(..size), normed.slice_mut(..size));
                 let squares = squares.slice_mut(..m * norm_tiles(shape.n));
-                let norm = gemm.next.expect("an update is for a norm");
+                let norm = gemm.norm.expect("an update is for a norm");
                 let norm = norm_weight(weights, norm).as_view();
                 return kernels.update(Update { residual, weighted, squares, norm, x, w, shape }, gemm.kernel);
             }

@@ -160,7 +160,7 @@ fn norm_kernel(between: Between, weight: NormWeight) -> &'static str {
 }
 
 fn named(gemm: &Gemm) -> String {
-    let scaled = if gemm.desc.prologue == Prologue::NormScaled { "norm, " } else { "" };
+    let scaled = if gemm.desc.prologue == Prologue::Plain { "" } else { "norm, " };
     let epilogue = match gemm.desc.epilogue {
         Epilogue::Bf16 | Epilogue::F32 => "",
         Epilogue::Sum => ", add",

@@ -139,8 +139,8 @@ pub(super) struct Gemm {
     pub(super) desc: GemmDesc,
     pub(super) kernel: GemmKernel,
     pub(super) reads: Reads,
-    /// The norm that an update leaves the weighted residual for.
-    pub(super) next: Option<Norm>,
+    /// The norm that an update leaves the weighted residual for, or that a product finds of the residual.
+    pub(super) norm: Option<Norm>,
     /// Values that each sum of squares is of that scales it.
     pub(super) squares_tile: usize,
 }
@@ -316,9 +316,10 @@ impl Gemm {
     /// How its x lies if it is in e4m3: the kernel for few rows takes bf16.
     pub(super) fn reads_quantised(&self) -> Option<Rows> {
         match self.desc.operands {
-            Operands::E4m3 | Operands::E4m3Blocks if !matches!(self.kernel, GemmKernel::Skinny(_)) => Some(Rows::Plain),
+            _ if matches!(self.kernel, GemmKernel::Skinny(_) | GemmKernel::QuantisingRing) => None,
+            Operands::E4m3 | Operands::E4m3Blocks => Some(Rows::Plain),
             Operands::Int4BesideE4m3 => Some(Rows::BesideCodes),
-            Operands::Bf16 | Operands::E4m3 | Operands::E4m3Blocks | Operands::Int4 => None,
+            Operands::Bf16 | Operands::Int4 => None,
         }
     }
 }
@@ -431,6 +432,14 @@ impl<'a> Builder<'a> {
             self.ops.push(Op::Gemm(Gemm { squares_tile, ..gemm }));
             return;
         }
+        if self.left == Left::Residual
+            && norm.is_some()
+            && self.shape.norm_weight == NormWeight::Factor
+            && let Some(gemm) = self.gemm(of, (Prologue::Normed, epilogue), Reads::Residual)
+        {
+            self.ops.push(Op::Gemm(Gemm { norm, ..gemm }));
+            return;
+        }
         let reads = if norm.is_some() { Reads::Normed } else { Reads::Residual };
         let gemm = self.gemm(of, (Prologue::Plain, epilogue), reads).expect("it was seen, or all chips multiply so");
         let is_quantised = self.settle(norm, gemm.reads_quantised());
@@ -493,7 +502,7 @@ impl<'a> Builder<'a> {
             Epilogue::Bf16 | Epilogue::F32 | Epilogue::Gated => Left::Update { after },
         };
         self.ops.extend(gemm.reads_quantised().map(|rows| Op::Quantise(reads, rows)));
-        self.multiply(Gemm { next, ..gemm });
+        self.multiply(Gemm { norm: next, ..gemm });
         if self.shape.is_shared() {
             let half = matrix.half();
             match is_plain && has_plain_norm {
@@ -519,6 +528,6 @@ impl<'a> Builder<'a> {
         let operands = self.chip.multiplied_as(stored, shape, by);
         let desc = GemmDesc { shape, operands, prologue, epilogue };
         let kernel = self.chip.choose(desc)?;
-        Some(Gemm { matrix, layer, desc, kernel, reads, next: None, squares_tile: 0 })
+        Some(Gemm { matrix, layer, desc, kernel, reads, norm: None, squares_tile: 0 })
     }
 }

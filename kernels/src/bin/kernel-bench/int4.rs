@@ -4,12 +4,12 @@
 use anyhow::Result;
 use stoker_kernels::{
     checks::Gpu,
-    choose::ScaledBy,
+    choose::{GemmKernel, ScaledBy},
     gemm::{self, Depth, GemmPlan},
     int4::{GroupSize, Int4Layout, Int4Matrix, ScaleFormat},
-    launch::{Epilogue, GemmShape},
+    launch::{Epilogue, GemmShape, SkinnyKernel},
     linear::{Linear, Operand, Output},
-    quantise::{QuantiseRows, QuantisedRows, WidenInt4, beside_codes_bytes},
+    quantise::{CodeSums, QuantiseRows, QuantisedRows, WidenInt4},
 };
 
 use crate::{
@@ -35,10 +35,17 @@ pub(crate) fn run(gpu: &mut Gpu, report: &mut Report, every_tile: bool) -> Resul
                 widened_product(gpu, report, &name, GemmShape { m, n, k }, epilogue)?;
             }
         }
-        for m in [16, 32, 64, 128, 256, 512] {
+        for m in [1, 8, 16, 32, 64, 128, 256, 512, 2048, 8192] {
             let name = format!("kernel_int4_e4m3_{layer}_m{m}");
             if report.wants(&name) {
                 beside_e4m3(gpu, report, &Case { name: &name, shape: GemmShape { m, n, k }, epilogue, every_tile })?;
+            }
+        }
+        let ring = GemmKernel::Skinny(SkinnyKernel::for_device(gpu.kernels.properties()));
+        for (what, kernel) in [("", ring), ("_e4m3", GemmKernel::QuantisingRing)] {
+            let name = format!("kernel_int4{what}_ring_{layer}");
+            if report.wants(&name) {
+                one_row(gpu, report, &name, (GemmShape { m: 1, n, k }, epilogue), kernel)?;
             }
         }
         for m in [1, 8, 16, 32, 64, 128, 256, 384, 512, 2048, 8192] {
@@ -89,7 +96,7 @@ fn beside_e4m3(gpu: &mut Gpu, report: &mut Report, case: &Case<'_>) -> Result<()
     let &Case { shape, epilogue, every_tile, .. } = case;
     let GemmShape { m, k, .. } = shape;
     let (rows, device) = (gpu.random(m * k)?, gpu.kernels.device().clone());
-    let mut x = QuantisedRows::zeros(&device, m * k, m)?.beside_codes(&device, beside_codes_bytes(k))?;
+    let mut x = QuantisedRows::zeros(&device, m * k, m)?.beside_codes(&device, CodeSums::of_rows(k, m))?;
     let out = x.rows_beside_codes_mut(m, k);
     gpu.kernels.quantise_rows(QuantiseRows { out, x: rows.as_view(), width: k })?;
     let n = gpu.kernels.properties().n_multiprocessors;
@@ -102,6 +109,28 @@ fn beside_e4m3(gpu: &mut Gpu, report: &mut Report, case: &Case<'_>) -> Result<()
     };
     let plans = plans.into_iter().filter(|plan| !every_tile || plan.n_m_tiles <= m.div_ceil(64));
     time_plans(gpu, report, case, || Operand::E4m3(x.rows_beside_codes(m, k)), plans)
+}
+
+/// One row in bf16, through a ring.
+fn one_row(
+    gpu: &mut Gpu,
+    report: &mut Report,
+    name: &str,
+    (shape, epilogue): (GemmShape, Epilogue),
+    kernel: GemmKernel,
+) -> Result<()> {
+    let GemmShape { n, k, .. } = shape;
+    let (w, x, mut y) = (rotated(gpu, n, k)?, gpu.random(k)?, gpu.random(n)?);
+    let us = clock::time(gpu, 24, |i| {
+        let y = match epilogue {
+            Epilogue::Gated => Output::Gated(y.slice_mut(..n / 2)),
+            _ => Output::Bf16(y.slice_mut(..)),
+        };
+        let w = Operand::Int4(w[i % w.len()].view());
+        gpu.kernels.linear(None, Linear { y, x: x.as_view().into(), w, shape }, None, kernel)
+    })?;
+    report.add(name, "stoker", Work::Bytes(w[0].layout().n_bytes() as f64), us);
+    Ok(())
 }
 
 fn time_plans<'x>(

@@ -1,7 +1,7 @@
 //! Programs of families, formats and shares of ranks, in a word an operation.
 
 use serde_json::{Value, json};
-use stoker_fit::gpu::{Capacity, GroupSize, SplitPolicy, StepBounds, WeightFormat, prefill_split};
+use stoker_fit::gpu::{Capacity, CodeSums, GroupSize, SplitPolicy, StepBounds, WeightFormat, prefill_split};
 use stoker_kernels::{choose::Numerics, device::Properties};
 
 use super::*;
@@ -64,8 +64,12 @@ fn brief(ops: &[Op]) -> String {
             format!("{adds}{next}{quantised}")
         }
         Op::Gemm(Gemm { matrix, desc, reads, .. }) => {
-            let scaled = if desc.prologue == Prologue::NormScaled { "scaled-" } else { "" };
-            let of = if *reads == Reads::Residual { "-of-residual" } else { "" };
+            let (scaled, is_normed) = match desc.prologue {
+                Prologue::Plain => ("", false),
+                Prologue::NormScaled => ("scaled-", false),
+                Prologue::Normed => ("normed-", true),
+            };
+            let of = if *reads == Reads::Residual && !is_normed { "-of-residual" } else { "" };
             format!("{scaled}{matrix:?}{of}:{:?}", desc.epilogue)
         }
         Op::AddBias { matrix, .. } => format!("bias-{matrix:?}"),
@@ -263,8 +267,6 @@ fn weights_of_four_bits_are_multiplied_with_norms_and_additions_inside_where_row
             ),
         );
     }
-    let invariant = four_bits(Numerics::BatchInvariant, "LlamaForCausalLM", json!({})).0;
-    assert_eq!(brief(&invariant.body(1).ops), brief(&invariant.body(4096).ops));
     // Of two layers, half a byte a weight and four bytes a group of 128.
     let values = 6144 * 4096 + 4096 * 4096 + 28672 * 4096 + 4096 * 14336;
     assert_eq!(shape.sizes().weights_bytes(2 * values + 10), 20 + 2 * (values / 2 + values / 128 * 4));
@@ -368,6 +370,36 @@ fn each_projection_is_multiplied_in_its_own_format() {
 }
 
 #[test]
+fn where_bits_count_all_rows_are_beside_codes_in_groups_of_128_and_one_is_normed_and_quantised_by_products() {
+    let invariant = |config: &str| four_bits_as(config, Numerics::BatchInvariant, "LlamaForCausalLM", json!({})).0;
+    let wide = invariant(AWQ);
+    check(
+        &wide,
+        1,
+        "embed normed-Qkv:Bf16 rope attend O:Sum normed-GateUp:Gated Down:Sum normed-Qkv:Bf16 rope",
+        "attend O:Sum normed-GateUp:Gated Down:Sum norm Head:F32 draw",
+    );
+    for n in [2, 16, 64, 256] {
+        check(
+            &wide,
+            n,
+            "embed norm-quantised-beside-codes Qkv:Bf16 rope attend quantise-Attended-beside-codes O:Bf16 \
+             add+norm-quantised-beside-codes GateUp:Gated quantise-Activated-beside-codes Down:Bf16 \
+             add+norm-quantised-beside-codes Qkv:Bf16 rope",
+            "attend quantise-Attended-beside-codes O:Bf16 add+norm-quantised-beside-codes GateUp:Gated \
+             quantise-Activated-beside-codes Down:Bf16 add+norm Head:F32 draw",
+        );
+    }
+    assert_eq!(brief(&wide.body(4096).ops), brief(&wide.body(2).ops));
+    let operands =
+        |n: usize| wide.body(n).ops.iter().filter_map(Op::gemm).map(|gemm| gemm.desc.operands).collect::<Vec<_>>();
+    assert_eq!([1, 16, 4096].map(operands), [const { Operands::Int4BesideE4m3 }; 3].map(|operands| vec![operands; 5]));
+    let narrow = invariant(&AWQ.replace("128", "32"));
+    let plain = "embed norm Qkv:Bf16 rope attend O:Bf16 add+norm GateUp:Gated Down:Bf16 add+norm Qkv:Bf16 rope";
+    assert_eq!([1, 64, 4096].map(|n| brief(&narrow.body(n).ops)), [plain; 3]);
+}
+
+#[test]
 fn what_is_widened_or_beside_codes_has_room_for_the_largest_projection_where_steps_have_so_many_rows() {
     let (_, shape) = four_bits(Numerics::Fastest, "LlamaForCausalLM", json!({}));
     let fastest = SplitPolicy::Balanced { n_slots: 264 };
@@ -382,12 +414,17 @@ fn what_is_widened_or_beside_codes_has_room_for_the_largest_projection_where_ste
         };
         let capacity = Capacity::new(&bounds);
         let sizes = shape.sizes();
-        (capacity.widened(&sizes), capacity.quantised_rows(&sizes), capacity.code_sums_bytes(&sizes))
+        (capacity.widened(&sizes), capacity.quantised_rows(&sizes), capacity.code_sums(&sizes))
     };
-    assert_eq!(of(255, fastest), ((0, 0), (255 * 14336, 255), 112 << 14));
-    assert_eq!(of(256, fastest), ((28672 * 4096, 28672), (256 * 14336, 256), 112 << 14));
-    let invariant = of(256, SplitPolicy::fixed(8192, 264));
-    assert_eq!(invariant, ((0, 0), (0, 0), 0), "the batch-invariant mode quantises nothing");
+    let sums = |stride| CodeSums { n_groups: 112, stride };
+    assert_eq!(of(255, fastest), ((0, 0), (255 * 14336, 255), sums(1024)));
+    assert_eq!(of(256, fastest), ((28672 * 4096, 28672), (256 * 14336, 256), sums(1024)));
+    let invariant = of(8150, SplitPolicy::fixed(8192, 264));
+    assert_eq!(
+        invariant,
+        ((0, 0), (8150 * 14336, 8150), sums(8192)),
+        "all rows are beside codes, and none are widened"
+    );
 }
 
 #[test]
