@@ -61,8 +61,11 @@ impl RowReads {
         let begins = iter::once(0).chain(self.output_ends.iter().copied());
         let segment = |(slot, (begin, end)): (usize, (usize, &usize))| {
             let (first, end) = (begin.max(of.start), of.end.min(*end));
-            let [slot, first_row] = [slot, first.saturating_sub(of.start)].map(|n| n as u32);
-            (first < end).then_some(RowSegment { slot, first_row, n_rows: (end - first) as u32 })
+            let segment = || {
+                let [slot, first_row, n_rows] = [slot, first - of.start, end - first].map(|n| n as u32);
+                RowSegment { slot, first_row, n_rows }
+            };
+            (first < end).then(segment)
         };
         begins.zip(&self.output_ends).enumerate().filter_map(segment).collect()
     }
