@@ -3,14 +3,21 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
-use std::{collections::BTreeMap, process::Command, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::Command,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 use serde_json::{Value, json};
 use stoker_cluster::{ControlPlane, established};
-use stoker_tests::cluster::{lendable, run_with_input, wait_at_most, wait_for};
+use stoker_tests::cluster::{lendable, run_with_input, wait_for};
 
 /// All kinds are listed by kubectl again and again, beside controllers that other tests keep busy.
 const RESTORED_WITHIN: Duration = Duration::from_secs(180);
+/// Between looks.
+const LOOK: Duration = Duration::from_millis(200);
 /// Written by servers and controllers at any time, for nobody.
 const TRANSIENT: [&str; 3] = ["events", "leases", "componentstatuses"];
 
@@ -34,6 +41,22 @@ fn objects(plane: &ControlPlane) -> BTreeMap<String, Value> {
         (name, object)
     });
     objects.collect()
+}
+
+/// Waits until the API server lists what it listed `before`; says what differs when patience ends.
+fn wait_until_as_before(plane: &ControlPlane, before: &BTreeMap<String, Value>) {
+    let begun = Instant::now();
+    loop {
+        let now = objects(plane);
+        let names: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+        let differing = names.into_iter().filter(|name| before.get(*name) != now.get(*name));
+        let differing: Vec<_> = differing.map(|name| (name, before.get(name), now.get(name))).collect();
+        if differing.is_empty() {
+            return;
+        }
+        assert!(begun.elapsed() < RESTORED_WITHIN, "name, as it was, as it is: {differing:#?}");
+        sleep(LOOK);
+    }
 }
 
 /// Somebody who leaves much behind, some of it behind finalizers, and spoils what was there.
@@ -85,7 +108,7 @@ fn the_next_one_finds_it_as_new() {
         drop(borrowed);
         assert_ne!(objects(&owner), before);
         owner.restore(&mut baseline).unwrap();
-        wait_at_most(RESTORED_WITHIN, "it is as before", || (objects(&owner) == before).then_some(()));
+        wait_until_as_before(&owner, &before);
         let lease = ["get", "leases", "-n", "stoker-system", "-o", "name"];
         assert_eq!(kubectl(&owner, &lease, ""), "", "an operator that begins waits for nobody");
     }

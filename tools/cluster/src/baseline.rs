@@ -24,7 +24,7 @@ const OBJECTS: &str = "/registry/";
 const EVENTS: &str = "/registry/events/";
 /// What the servers themselves renew.
 const RENEWED: [&str; 2] = ["/registry/masterleases/", "/registry/leases/kube-system/"];
-/// Controllers have said all that they say at their start when nothing was written for so long.
+/// Controllers have said all that they have to say, at their start or of what came and went, when nothing was written for so long.
 const QUIET: Duration = Duration::from_millis(500);
 /// Between looks at whether controllers wrote something back.
 const LOOK: Duration = Duration::from_millis(50);
@@ -67,16 +67,22 @@ impl Baseline {
         Ok(Self { etcd, held: held.filter(|(key, _)| is_kept(key)).collect() })
     }
 
-    /// Removes what came since, and puts back what was changed or removed.
+    /// Removes what came since, and puts back what was changed or removed, until it stays so: a controller that is late may fill a namespace
+    /// that is gone, and nobody else would ever remove that.
     pub(crate) async fn restore(&mut self, patience: Duration) -> Result<(), ClusterError> {
         let client = client(self.etcd)?;
         let deadline = Instant::now() + patience;
+        let mut same_since = None;
         loop {
             delete_all(&client, EVENTS).await?;
             let now = keys(&client).await?;
             let operations = self.differences(&now);
             if operations.is_empty() {
-                return Ok(());
+                if same_since.get_or_insert_with(Instant::now).elapsed() >= QUIET {
+                    return Ok(());
+                }
+            } else {
+                same_since = None;
             }
             if Instant::now() >= deadline {
                 return Err(never("stays as it was put back"));
