@@ -11,9 +11,9 @@ use stoker_crds::{
 
 use crate::intent::{Addressed, Receiver, Refused, signed_for};
 
-/// What somebody shows.
+/// What somebody presents.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Shown<'a> {
+pub struct PresentedTicket<'a> {
     /// The ticket as it was signed.
     pub ticket: Option<&'a str>,
     /// Its signature.
@@ -23,7 +23,7 @@ pub struct Shown<'a> {
 /// Why a file is not given.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NotAdmitted {
-    /// Nothing is shown.
+    /// Nothing is presented.
     #[error("the header {TICKET_HEADER} is missing: files are given to whom the operator gave a ticket")]
     NoTicket,
     /// It is not the operator's, or not for this process.
@@ -81,9 +81,9 @@ pub struct Giver<'a> {
 }
 
 /// The ticket, if it lets whoever comes from this address in.
-pub fn admit(shown: Shown<'_>, from: IpAddr, giver: Giver<'_>) -> Result<Ticket, NotAdmitted> {
-    let text = shown.ticket.ok_or(NotAdmitted::NoTicket)?;
-    let ticket: Ticket = signed_for(TICKET_PURPOSE, text.as_bytes(), shown.signature, giver.keys)?;
+pub fn admit(presented: PresentedTicket<'_>, from: IpAddr, giver: Giver<'_>) -> Result<Ticket, NotAdmitted> {
+    let text = presented.ticket.ok_or(NotAdmitted::NoTicket)?;
+    let ticket: Ticket = signed_for(TICKET_PURPOSE, text.as_bytes(), presented.signature, giver.keys)?;
     let Ticket { pod_uid, start_id, expires_up_ms, .. } = &ticket;
     Addressed { pod_uid, start_id, expires_up_ms: *expires_up_ms }.to(giver.receiver)?;
     if ticket.address.to_canonical() != from.to_canonical() {
@@ -123,8 +123,8 @@ mod tests {
     fn asked(ticket: &Ticket, purpose: &[u8], seed: u8, from: &str) -> Result<Ticket, NotAdmitted> {
         let text = serde_json::to_string(ticket).unwrap();
         let signature = hex(key(seed).sign(&signed_bytes(purpose, text.as_bytes())).as_ref());
-        let shown = Shown { ticket: Some(&text), signature: Some(&signature) };
-        admit(shown, from.parse().unwrap(), giver(&[key(1).public_key().as_ref().try_into().unwrap()]))
+        let presented = PresentedTicket { ticket: Some(&text), signature: Some(&signature) };
+        admit(presented, from.parse().unwrap(), giver(&[key(1).public_key().as_ref().try_into().unwrap()]))
     }
 
     fn giver(keys: &[[u8; KEY_BYTES]]) -> Giver<'_> {
@@ -160,10 +160,10 @@ mod tests {
         );
         assert!(matches!(for_us(Ticket { commit: "c2".into(), ..ticket() }), NotAdmitted::OtherModel { .. }));
         let from = "10.0.0.7".parse().unwrap();
-        let nothing = admit(Shown::default(), from, giver(&[])).unwrap_err();
+        let nothing = admit(PresentedTicket::default(), from, giver(&[])).unwrap_err();
         assert_eq!((nothing.status(), nothing), (StatusCode::UNAUTHORIZED, NotAdmitted::NoTicket));
         let text = serde_json::to_string(&ticket()).unwrap();
-        let unsigned = Shown { ticket: Some(&text), signature: None };
+        let unsigned = PresentedTicket { ticket: Some(&text), signature: None };
         assert_eq!(admit(unsigned, from, giver(&[[1; 32]])), Err(NotAdmitted::Ticket(Refused::Unsigned)));
         assert_eq!(admit(unsigned, from, giver(&[])), Err(NotAdmitted::Ticket(Refused::NoKeys)));
     }

@@ -13,7 +13,7 @@ use futures::future::try_join_all;
 use stoker_engine::EngineLimits;
 use stoker_loadgen::{
     client::{Ask, Client, Connections, Ending, Form, Options, Prompt, Sampling},
-    run::Heard,
+    run::AnswerTiming,
     shape::Shape,
 };
 use tokio::runtime::Runtime;
@@ -114,7 +114,7 @@ impl Agent {
             if let Some(status) = self.child.try_wait()? {
                 bail!("{} ended with {status} before its first token", self.program.display());
             }
-            match self.runtime.block_on(heard(&self.client, &ask)) {
+            match self.runtime.block_on(timing(&self.client, &ask)) {
                 Ok(_) => return Ok(self.begun.elapsed().as_secs_f64()),
                 Err(error) => ensure!(
                     self.begun.elapsed() < START_LIMIT,
@@ -127,10 +127,10 @@ impl Agent {
     }
 
     /// All answers, asked for at once, and the seconds from sending the first until the last has come to its end.
-    pub fn together(&self, asks: &[Ask]) -> Result<(Vec<Heard>, f64)> {
+    pub fn together(&self, asks: &[Ask]) -> Result<(Vec<AnswerTiming>, f64)> {
         let begun = Instant::now();
-        let heard = self.runtime.block_on(try_join_all(asks.iter().map(|ask| heard(&self.client, ask))))?;
-        Ok((heard, begun.elapsed().as_secs_f64()))
+        let timings = self.runtime.block_on(try_join_all(asks.iter().map(|ask| timing(&self.client, ask))))?;
+        Ok((timings, begun.elapsed().as_secs_f64()))
     }
 
     /// Resident memory of the process.
@@ -204,12 +204,12 @@ fn limit_flags(limits: &EngineLimits) -> Vec<String> {
 }
 
 /// One answer, which must be as long as asked: one that did less work would make the figure a lie.
-async fn heard(client: &Client, ask: &Ask) -> Result<Heard> {
+async fn timing(client: &Client, ask: &Ask) -> Result<AnswerTiming> {
     let sent = Instant::now();
-    let heard = Heard::of(&client.ask(NAME, ask, (sent + ANSWER_LIMIT).into()).await?, sent);
-    let found = heard.usage.completion_tokens;
+    let timing = AnswerTiming::of(&client.ask(NAME, ask, (sent + ANSWER_LIMIT).into()).await?, sent);
+    let found = timing.usage.completion_tokens;
     ensure!(found == ask.max_tokens, "a stream ended after {found} of {} tokens", ask.max_tokens);
-    Ok(heard)
+    Ok(timing)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use stoker_pages::report::{Course, Line, Report, Section};
 
 use crate::{
-    run::{Heard, Model, Outcome},
+    run::{AnswerTiming, Model, Outcome},
     summary::{Failures, Goodput, Group, Percentiles, SORTS, Summary},
 };
 
@@ -19,12 +19,12 @@ const POINTS: f64 = 120.0;
 const LINES_MAX: usize = 5;
 
 /// A time that every answer has.
-type Time = fn(&Heard) -> Vec<Duration>;
+type Time = fn(&AnswerTiming) -> Vec<Duration>;
 
 const TIMES: [(&str, Time); 3] = [
-    ("Milliseconds to the first text", |heard| vec![heard.ttft]),
-    ("Milliseconds between pieces of text", |heard| heard.gaps.clone()),
-    ("Milliseconds to the last text", |heard| vec![heard.e2e]),
+    ("Milliseconds to the first text", |timing| vec![timing.ttft]),
+    ("Milliseconds between pieces of text", |timing| timing.gaps.clone()),
+    ("Milliseconds to the last text", |timing| vec![timing.e2e]),
 ];
 
 /// What a run came to.
@@ -120,7 +120,7 @@ fn courses(outcomes: &[&Outcome]) -> Vec<Course> {
         name: name.to_owned(),
         points: steps.iter().enumerate().map(|(idx, all)| (idx as f64 * step, of(all))).collect(),
     };
-    let answers = |all: &[&Outcome]| heard(all).count() as f64 / step;
+    let answers = |all: &[&Outcome]| timings(all).count() as f64 / step;
     let rates = Course {
         name: "Requests a second".to_owned(),
         lines: vec![line("answered", &answers), line("planned", &|all| all.len() as f64 / step)],
@@ -189,9 +189,9 @@ fn compared(members: &Members<'_>) -> Section {
 }
 
 fn times<'a>(outcomes: &[&'a Outcome], time: Time) -> impl Iterator<Item = Duration> + 'a {
-    heard(outcomes).flat_map(time)
+    timings(outcomes).flat_map(time)
 }
 
-fn heard<'a>(outcomes: &[&'a Outcome]) -> impl Iterator<Item = &'a Heard> + 'a {
+fn timings<'a>(outcomes: &[&'a Outcome]) -> impl Iterator<Item = &'a AnswerTiming> + 'a {
     outcomes.iter().copied().filter_map(|outcome| outcome.result.as_ref().ok()).collect::<Vec<_>>().into_iter()
 }

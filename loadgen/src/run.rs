@@ -70,14 +70,14 @@ pub struct Outcome {
     /// How much later than planned it was sent.
     pub send_lag: Duration,
     /// The answer, or why there is none.
-    pub result: Result<Heard, Failure>,
+    pub result: Result<AnswerTiming, Failure>,
     /// Whether the answer is what was asked for, where not any text is.
     pub verdict: Option<Verdict>,
 }
 
 /// An answer as its reader lived it.
 #[derive(Clone, Debug)]
-pub struct Heard {
+pub struct AnswerTiming {
     /// To the first text.
     pub ttft: Duration,
     /// To the last text.
@@ -88,7 +88,7 @@ pub struct Heard {
     pub usage: Usage,
 }
 
-impl Heard {
+impl AnswerTiming {
     /// An answer to a request planned for `planned`.
     pub fn of(complete: &Complete, planned: Instant) -> Self {
         let Complete { pieces, usage, .. } = complete;
@@ -359,13 +359,13 @@ async fn one(client: &Client, plan: &Plan, due: Due, which: Which) -> Ended {
             return Ended { outcome: Outcome { send_lag, ..failed(which, failure) }, session_idx, goes_on: None };
         }
     };
-    let (heard, verdict) = (Heard::of(&complete, planned), turn.shape.judge(&complete));
+    let (timing, verdict) = (AnswerTiming::of(&complete, planned), turn.shape.judge(&complete));
     let goes_on = session.turns.get(turn_idx + 1).map(|next| {
-        let planned = planned + heard.e2e + next.think;
+        let planned = planned + timing.e2e + next.think;
         conversation.answered(complete);
         Due { planned, session_idx, turn_idx: turn_idx + 1, conversation }
     });
-    Ended { outcome: Outcome { which, send_lag, result: Ok(heard), verdict }, session_idx, goes_on }
+    Ended { outcome: Outcome { which, send_lag, result: Ok(timing), verdict }, session_idx, goes_on }
 }
 
 fn not_sent(which: Which, in_flight_max: usize) -> Outcome {

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use thiserror::Error;
 
-use crate::run::Heard;
+use crate::run::AnswerTiming;
 
 /// An answer meets it if it keeps every bound that is there.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -26,12 +26,12 @@ pub struct SloError(String);
 
 impl Slo {
     /// Whether an answer is good. `itl` is held against the mean time per token after the first.
-    pub fn is_met(&self, heard: &Heard) -> bool {
+    pub fn is_met(&self, timing: &AnswerTiming) -> bool {
         let within =
             |time: Option<Duration>, bound: Option<Duration>| bound.zip(time).is_none_or(|(bound, time)| time <= bound);
-        within(Some(heard.ttft), self.ttft)
-            && within(heard.time_per_token(), self.itl)
-            && within(Some(heard.e2e), self.e2e)
+        within(Some(timing.ttft), self.ttft)
+            && within(timing.time_per_token(), self.itl)
+            && within(Some(timing.e2e), self.e2e)
     }
 
     /// Nothing if a part says no bound, or one for the second time.
@@ -71,15 +71,15 @@ mod tests {
     use super::*;
     use crate::answer::Usage;
 
-    fn heard(ttft_ms: u64, e2e_ms: u64, completion_tokens: u32) -> Heard {
+    fn timing(ttft_ms: u64, e2e_ms: u64, completion_tokens: u32) -> AnswerTiming {
         let (ttft, e2e) = (Duration::from_millis(ttft_ms), Duration::from_millis(e2e_ms));
-        Heard { ttft, e2e, gaps: Vec::new(), usage: Usage { prompt_tokens: 1, completion_tokens } }
+        AnswerTiming { ttft, e2e, gaps: Vec::new(), usage: Usage { prompt_tokens: 1, completion_tokens } }
     }
 
     #[test]
     fn every_bound_must_be_kept_and_a_single_token_has_no_gap() {
-        let is_met = |slo: &str, heard: &Heard| slo.parse::<Slo>().unwrap().is_met(heard);
-        let answer = heard(100, 1100, 11);
+        let is_met = |slo: &str, timing: &AnswerTiming| slo.parse::<Slo>().unwrap().is_met(timing);
+        let answer = timing(100, 1100, 11);
         for (slo, met) in [
             ("ttft=100ms", true),
             ("ttft=99ms", false),
@@ -92,7 +92,7 @@ mod tests {
         ] {
             assert_eq!(is_met(slo, &answer), met, "{slo}");
         }
-        assert!(is_met("itl=1ms", &heard(100, 100, 1)));
+        assert!(is_met("itl=1ms", &timing(100, 100, 1)));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     client::FailureKind,
-    run::{Heard, Model, Outcome},
+    run::{AnswerTiming, Model, Outcome},
     shape::Verdict,
     slo::Slo,
 };
@@ -112,10 +112,10 @@ impl Summary {
     /// Counts the outcomes of a run of this length.
     pub fn of<'a>(outcomes: impl IntoIterator<Item = &'a Outcome>, elapsed: Duration, slos: &[Slo]) -> Self {
         let outcomes: Vec<&Outcome> = outcomes.into_iter().collect();
-        let heard: Vec<&Heard> = outcomes.iter().filter_map(|outcome| outcome.result.as_ref().ok()).collect();
+        let timings: Vec<&AnswerTiming> = outcomes.iter().filter_map(|outcome| outcome.result.as_ref().ok()).collect();
         let seconds = elapsed.as_secs_f64();
         let per_second = |count: f64| if seconds > 0.0 { count / seconds } else { 0.0 };
-        let completion_tokens = heard.iter().map(|heard| u64::from(heard.usage.completion_tokens)).sum();
+        let completion_tokens = timings.iter().map(|timing| u64::from(timing.usage.completion_tokens)).sum();
         let goodput = |slo: &Slo| {
             let count = outcomes.iter().filter(|outcome| is_good(outcome, slo)).count();
             let share = count as f64 / outcomes.len().max(1) as f64;
@@ -124,15 +124,15 @@ impl Summary {
         Self {
             seconds,
             planned: outcomes.len(),
-            answered: heard.len(),
+            answered: timings.len(),
             failures: failures(&outcomes),
-            answered_per_second: per_second(heard.len() as f64),
-            prompt_tokens: heard.iter().map(|heard| u64::from(heard.usage.prompt_tokens)).sum(),
+            answered_per_second: per_second(timings.len() as f64),
+            prompt_tokens: timings.iter().map(|timing| u64::from(timing.usage.prompt_tokens)).sum(),
             completion_tokens,
             completion_tokens_per_second: per_second(completion_tokens as f64),
-            ttft_seconds: Percentiles::of(heard.iter().map(|heard| heard.ttft)),
-            itl_seconds: Percentiles::of(heard.iter().flat_map(|heard| heard.gaps.iter().copied())),
-            e2e_seconds: Percentiles::of(heard.iter().map(|heard| heard.e2e)),
+            ttft_seconds: Percentiles::of(timings.iter().map(|timing| timing.ttft)),
+            itl_seconds: Percentiles::of(timings.iter().flat_map(|timing| timing.gaps.iter().copied())),
+            e2e_seconds: Percentiles::of(timings.iter().map(|timing| timing.e2e)),
             send_lag_seconds: Percentiles::of(sent(&outcomes).map(|outcome| outcome.send_lag)),
             goodput: slos.iter().map(goodput).collect(),
             checked: checked(&outcomes),
@@ -171,7 +171,7 @@ impl Outcome {
 
 fn is_good(outcome: &Outcome, slo: &Slo) -> bool {
     let is_as_asked = !matches!(outcome.verdict, Some(Verdict::Invalid(_)));
-    is_as_asked && outcome.result.as_ref().is_ok_and(|heard| slo.is_met(heard))
+    is_as_asked && outcome.result.as_ref().is_ok_and(|timing| slo.is_met(timing))
 }
 
 fn checked(outcomes: &[&Outcome]) -> Option<Checked> {
@@ -292,15 +292,15 @@ mod tests {
 
     const WHICH: Which = Which { planned: Duration::ZERO, model_idx: 0, turn_idx: 0, kind: Kind::Text };
 
-    fn heard(ttft_ms: u64, e2e_ms: u64) -> Outcome {
+    fn answered(ttft_ms: u64, e2e_ms: u64) -> Outcome {
         let usage = Usage { prompt_tokens: 10, completion_tokens: 11 };
         let (ttft, e2e) = (Duration::from_millis(ttft_ms), Duration::from_millis(e2e_ms));
-        let heard = Heard { ttft, e2e, gaps: vec![(e2e - ttft) / 10; 10], usage };
-        Outcome { which: WHICH, send_lag: Duration::ZERO, result: Ok(heard), verdict: None }
+        let timing = AnswerTiming { ttft, e2e, gaps: vec![(e2e - ttft) / 10; 10], usage };
+        Outcome { which: WHICH, send_lag: Duration::ZERO, result: Ok(timing), verdict: None }
     }
 
     fn failed(kind: FailureKind, message: &str) -> Outcome {
-        Outcome { result: Err(Failure::new(kind, message)), ..heard(0, 0) }
+        Outcome { result: Err(Failure::new(kind, message)), ..answered(0, 0) }
     }
 
     fn slos(texts: &[&str]) -> Vec<Slo> {
@@ -318,7 +318,8 @@ mod tests {
 
     #[test]
     fn goodput_is_told_for_every_target_and_counts_failures_as_planned() {
-        let outcomes = [heard(100, 1100), heard(300, 1300), heard(100, 3100), failed(FailureKind::Status(429), "full")];
+        let outcomes =
+            [answered(100, 1100), answered(300, 1300), answered(100, 3100), failed(FailureKind::Status(429), "full")];
         let slos = slos(&["ttft=200ms,itl=150ms", "ttft=200ms", "itl=150ms", "e2e=1.2s"]);
         let goodput = Summary::of(&outcomes, Duration::from_secs(2), &slos).goodput;
         let first = Goodput { slo: "ttft=200ms,itl=150ms".into(), count: 1, share: 0.25, per_second: 0.5 };
@@ -336,7 +337,7 @@ mod tests {
             Some(Verdict::Invalid("one".into())),
             Some(Verdict::Invalid("two".into())),
         ];
-        let outcomes = verdicts.map(|verdict| Outcome { verdict, ..heard(100, 1100) });
+        let outcomes = verdicts.map(|verdict| Outcome { verdict, ..answered(100, 1100) });
         let summary = Summary::of(&outcomes, Duration::from_secs(2), &slos(&["e2e=9s"]));
         let checked = Checked { valid: 1, short: 1, no_call: 1, invalid: 2, first_invalid: Some("one".into()) };
         assert_eq!((summary.checked, summary.goodput[0].count), (Some(checked), 4));
@@ -345,7 +346,7 @@ mod tests {
 
     #[test]
     fn groups_are_those_that_differ() {
-        let at = |model_idx, turn_idx| Outcome { which: Which { model_idx, turn_idx, ..WHICH }, ..heard(100, 1100) };
+        let at = |model_idx, turn_idx| Outcome { which: Which { model_idx, turn_idx, ..WHICH }, ..answered(100, 1100) };
         let counted = |words, tokens| Counted { words, tokens };
         let token_count = TokenCount::through(counted(0, 0), counted(1, 1)).unwrap();
         let models = ["b", "a"].map(|name| Model { name: name.into(), token_count });

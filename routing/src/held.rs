@@ -28,14 +28,14 @@ impl Hearing {
 pub(crate) struct Held {
     holders: HashMap<u64, SmallVec<[u32; 4]>, AlreadyHashed>,
     /// By slot; `None`: nobody listens to it.
-    heard: Vec<Option<Heard>>,
+    heard: Vec<Option<Announced>>,
     n_hearings: u64,
     n_max: usize,
 }
 
 /// What a replica has told.
 #[derive(Debug)]
-struct Heard {
+struct Announced {
     number: u64,
     /// Of the beginnings that it is a holder of.
     names: HashSet<u64, AlreadyHashed>,
@@ -69,7 +69,7 @@ impl Held {
             self.heard.resize_with(slot as usize + 1, || None);
         }
         self.n_hearings += 1;
-        self.heard[slot as usize] = Some(Heard { number: self.n_hearings, names: HashSet::default() });
+        self.heard[slot as usize] = Some(Announced { number: self.n_hearings, names: HashSet::default() });
         Hearing { slot, number: self.n_hearings }
     }
 

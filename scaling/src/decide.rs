@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use stoker_crds::scaling::{ScalingSpec, ToZero};
 
 use crate::{
-    demand::{Cause, Demand, Mood, Term, is_jump},
+    demand::{Cause, Demand, Regime, Term, is_jump},
     held::Holders,
-    hold::Hold,
     law::ServiceLaw,
     learned::Learned,
+    recent_peaks::RecentPeaks,
     regret::Regret,
     rhythm::Rhythm,
     signals::{Signals, growth_half_seconds},
@@ -39,7 +39,7 @@ pub struct ScaleState {
     pub jumped_ms: Option<u64>,
     /// What was needed lately.
     #[serde(default)]
-    pub hold: Hold,
+    pub hold: RecentPeaks,
     /// How going down turned out.
     #[serde(default)]
     pub regret: Regret,
@@ -63,7 +63,7 @@ impl ScaleState {
         Self {
             desired,
             jumped_ms: None,
-            hold: Hold::default(),
+            hold: RecentPeaks::default(),
             regret: Regret::default(),
             law: ServiceLaw::default(),
             rhythm: Rhythm::default(),
@@ -172,10 +172,10 @@ pub fn decide_scale(spec: &ScalingSpec, window: &LoadWindow, state: &ScaleState,
 pub fn decide(spec: &ScalingSpec, signals: &Signals, state: &ScaleState, now_ms: u64) -> (ScaleDecision, ScaleState) {
     let mut next = state.clone();
     next.law.learn(signals, f64::from(spec.behavior.stable_window_seconds), now_ms);
-    let mood = mood(spec, signals, &mut next, now_ms);
-    next.rhythm.learn(signals, matches!(mood, Mood::Onset | Mood::Jump), now_ms);
+    let regime = regime(spec, signals, &mut next, now_ms);
+    next.rhythm.learn(signals, matches!(regime, Regime::Onset | Regime::Jump), now_ms);
     next.learned.learn(signals);
-    let Wanted { demand, lasting } = Wanted::of(spec, signals, &next, mood, now_ms);
+    let Wanted { demand, lasting } = Wanted::of(spec, signals, &next, regime, now_ms);
     let choice = choose(&Round { spec, signals, demand: &demand, lasting, now_ms }, &mut next);
     let (desired, bound) = within_limits(spec, choice);
     // To go to zero and to come back is what `toZero` is for, and no mistake about how many are needed.
@@ -206,10 +206,10 @@ pub(crate) struct Wanted {
 
 impl Wanted {
     /// By what was learned up to now; see [`crate::Standby`] for where some of the next replicas start warm.
-    fn of(spec: &ScalingSpec, signals: &Signals, learned: &ScaleState, mood: Mood, now_ms: u64) -> Self {
-        let cold = Self::within_a_start(spec, signals, learned, mood, now_ms);
+    fn of(spec: &ScalingSpec, signals: &Signals, learned: &ScaleState, regime: Regime, now_ms: u64) -> Self {
+        let cold = Self::within_a_start(spec, signals, learned, regime, now_ms);
         let Some((standby, warm)) = signals.standby.zip(signals.warm()) else { return cold };
-        let warm = Self::within_a_start(spec, &warm, learned, mood, now_ms);
+        let warm = Self::within_a_start(spec, &warm, learned, regime, now_ms);
         let lasting = standby.replicas(warm.lasting, cold.lasting);
         Self { demand: cold.demand.with_standby(standby, &warm.demand), lasting }
     }
@@ -219,10 +219,10 @@ impl Wanted {
         spec: &ScalingSpec,
         signals: &Signals,
         learned: &ScaleState,
-        mood: Mood,
+        regime: Regime,
         now_ms: u64,
     ) -> Self {
-        let mut demand = Demand::of(signals, &learned.law, spec, mood);
+        let mut demand = Demand::of(signals, &learned.law, spec, regime);
         let lasting = demand.if_the_slowest_stays(signals, spec);
         demand.terms.extend(period_term(spec, signals, &learned.rhythm, now_ms));
         demand.terms.extend(held_term(spec, signals, &learned.learned));
@@ -231,7 +231,7 @@ impl Wanted {
 }
 
 /// A jump is remembered as long as it lies within the time that growth is measured over.
-fn mood(spec: &ScalingSpec, signals: &Signals, next: &mut ScaleState, now_ms: u64) -> Mood {
+fn regime(spec: &ScalingSpec, signals: &Signals, next: &mut ScaleState, now_ms: u64) -> Regime {
     let remembered_ms = (2000.0 * growth_half_seconds(spec, signals.start_seconds)) as u64;
     next.jumped_ms = next.jumped_ms.filter(|jumped_ms| now_ms < jumped_ms.saturating_add(remembered_ms));
     let is_after = next.jumped_ms.is_some();
@@ -240,10 +240,10 @@ fn mood(spec: &ScalingSpec, signals: &Signals, next: &mut ScaleState, now_ms: u6
         next.jumped_ms = Some(now_ms);
     }
     match (is_rising, is_after) {
-        (true, false) => Mood::Onset,
-        (true, true) => Mood::Jump,
-        (false, true) => Mood::AfterJump,
-        (false, false) => Mood::Calm,
+        (true, false) => Regime::Onset,
+        (true, true) => Regime::Jump,
+        (false, true) => Regime::AfterJump,
+        (false, false) => Regime::Calm,
     }
 }
 

@@ -70,7 +70,7 @@ pub enum Cause {
 /// Which part of the past tells what comes.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Mood {
+pub enum Regime {
     /// The stable window and its growth.
     Calm,
     /// The first moment of a jump: both windows, whichever says more.
@@ -98,21 +98,21 @@ pub struct Demand {
     /// Every term that applied, in a fixed order.
     pub terms: Vec<Term>,
     /// Which part of the past was looked at.
-    pub mood: Mood,
+    pub regime: Regime,
     /// Preemptions have come in a burst.
     pub is_preempting: bool,
 }
 
 impl Demand {
     /// Applies the formula.
-    pub fn of(signals: &Signals, law: &ServiceLaw, spec: &ScalingSpec, mood: Mood) -> Self {
+    pub fn of(signals: &Signals, law: &ServiceLaw, spec: &ScalingSpec, regime: Regime) -> Self {
         let targets = &spec.targets;
         let mut terms = Vec::with_capacity(6);
         let mut term = |cause, replicas: Option<f64>| terms.extend(replicas.map(|replicas| Term { cause, replicas }));
-        term(Cause::Kv, kv_replicas(signals, targets.kv, mood));
-        let work = WorkTerm::of(signals, spec, mood);
+        term(Cause::Kv, kv_replicas(signals, targets.kv, regime));
+        let work = WorkTerm::of(signals, spec, regime);
         term(Cause::Work, work.map(WorkTerm::replicas));
-        let by_law = ArrivalTerm::of(signals, law, spec, mood).filter(|_| signals.coverage.untold.is_some());
+        let by_law = ArrivalTerm::of(signals, law, spec, regime).filter(|_| signals.coverage.untold.is_some());
         term(Cause::Arrivals, by_law.map(ArrivalTerm::replicas));
         let preemptions = preemptions_per_minute(signals) / targets.preemptions_per_minute;
         let blind = |times_target: f64| blind(times_target, signals);
@@ -123,7 +123,7 @@ impl Demand {
         term(Cause::Preemptions, Some(blind(preemptions)));
         term(Cause::Ttft, ratio(signals.ttft_p95_ms, targets.ttft_ms));
         term(Cause::Itl, ratio(signals.itl_p95_ms, targets.itl_ms));
-        Self { terms, mood, is_preempting: preemptions > 1.0 }
+        Self { terms, regime, is_preempting: preemptions > 1.0 }
     }
 
     /// The term that wants most; the first of equals.
@@ -134,7 +134,7 @@ impl Demand {
     /// Replicas that do what is wanted if the slowest one is among them, which does less than the mean one. Those that go may be the faster
     /// ones, and where the rest then could not do it, one that went would be wanted back at once.
     pub fn if_the_slowest_stays(&self, signals: &Signals, spec: &ScalingSpec) -> f64 {
-        let lack = WorkTerm::lack_of_the_slowest(signals, spec, self.mood);
+        let lack = WorkTerm::lack_of_the_slowest(signals, spec, self.regime);
         let of = |term: &Term| term.replicas + if term.cause == Cause::Work { lack } else { 0.0 };
         self.terms.iter().map(of).fold(0.0, f64::max)
     }
@@ -169,16 +169,16 @@ fn blind(times_target: f64, signals: &Signals) -> f64 {
 }
 
 /// Replicas that would bring the referenced blocks to the target if usage were shared out.
-fn kv_replicas(signals: &Signals, target: f64, mood: Mood) -> Option<f64> {
+fn kv_replicas(signals: &Signals, target: f64, regime: Regime) -> Option<f64> {
     let carried = signals.blocks_per_replica * target;
-    (carried > 0.0).then(|| referenced(signals, mood) / carried)
+    (carried > 0.0).then(|| referenced(signals, regime) / carried)
 }
 
 /// Blocks referenced; while load jumps, the stable window would still show the calm before.
-pub(crate) fn referenced(signals: &Signals, mood: Mood) -> f64 {
-    match mood {
-        Mood::Calm | Mood::AfterJump => signals.stable.referenced,
-        Mood::Onset | Mood::Jump => signals.stable.referenced.max(signals.panic.referenced),
+pub(crate) fn referenced(signals: &Signals, regime: Regime) -> f64 {
+    match regime {
+        Regime::Calm | Regime::AfterJump => signals.stable.referenced,
+        Regime::Onset | Regime::Jump => signals.stable.referenced.max(signals.panic.referenced),
     }
 }
 
@@ -204,13 +204,13 @@ pub struct ArrivalTerm {
 
 impl ArrivalTerm {
     /// Takes the term apart; `None` before anything was learned or while nothing runs.
-    pub fn of(signals: &Signals, law: &ServiceLaw, spec: &ScalingSpec, mood: Mood) -> Option<Self> {
+    pub fn of(signals: &Signals, law: &ServiceLaw, spec: &ScalingSpec, regime: Regime) -> Option<Self> {
         let (line, targets) = (law.line()?, &spec.targets);
         let kv = targets.kv.min(line.kv_at_slowdown(targets.slowdown.unwrap_or(SLOWDOWN)));
         let carried = signals.blocks_per_replica * kv;
-        let blocks_per_request = blocks_per_request(signals, mood)?;
+        let blocks_per_request = blocks_per_request(signals, regime)?;
         (carried > 0.0).then(|| Self {
-            rate: arrival_rate(signals, mood),
+            rate: arrival_rate(signals, regime),
             waiting_rate: signals.panic.waiting / DRAIN_SECONDS,
             blocks_per_request,
             kv,
@@ -247,27 +247,27 @@ impl ArrivalTerm {
 }
 
 /// Blocks a request references; while load jumps, what the newcomers bring counts too.
-pub(crate) fn blocks_per_request(signals: &Signals, mood: Mood) -> Option<f64> {
+pub(crate) fn blocks_per_request(signals: &Signals, regime: Regime) -> Option<f64> {
     let of = |flow: &Flow| (flow.running > 0.0 && flow.referenced > 0.0).then(|| flow.referenced / flow.running);
     let stable = of(&signals.stable)?;
-    match mood {
-        Mood::Calm | Mood::AfterJump => Some(stable),
-        Mood::Onset | Mood::Jump => Some(of(&signals.panic).map_or(stable, |panic| panic.max(stable))),
+    match regime {
+        Regime::Calm | Regime::AfterJump => Some(stable),
+        Regime::Onset | Regime::Jump => Some(of(&signals.panic).map_or(stable, |panic| panic.max(stable))),
     }
 }
 
 /// Requests per second to be ready for.
-pub(crate) fn arrival_rate(signals: &Signals, mood: Mood) -> f64 {
+pub(crate) fn arrival_rate(signals: &Signals, regime: Regime) -> f64 {
     let arrivals = &signals.arrivals;
     let lead = signals.start_seconds.min(LEAD_SECONDS_MAX) + LAG_SECONDS;
     let growth = (1.0 + arrivals.growth_per_second.max(0.0) * lead).min(LEAD_FACTOR_MAX);
     let stable = settled_rate(signals);
-    match mood {
-        Mood::Calm => stable * growth,
-        Mood::Onset => arrivals.panic_rate.max(stable * growth),
+    match regime {
+        Regime::Calm => stable * growth,
+        Regime::Onset => arrivals.panic_rate.max(stable * growth),
         // A step that is half inside the stable window looks like steep growth; it is not.
-        Mood::Jump => arrivals.panic_rate.max(stable),
-        Mood::AfterJump => stable,
+        Regime::Jump => arrivals.panic_rate.max(stable),
+        Regime::AfterJump => stable,
     }
 }
 
@@ -362,11 +362,11 @@ mod tests {
     }
 
     fn arrival_term(signals: &Signals) -> Option<ArrivalTerm> {
-        ArrivalTerm::of(signals, &law(), &spec(), Mood::Calm)
+        ArrivalTerm::of(signals, &law(), &spec(), Regime::Calm)
     }
 
     fn wanted(signals: &Signals, spec: &ScalingSpec, cause: Cause) -> Option<f64> {
-        let demand = Demand::of(signals, &law(), spec, Mood::Calm);
+        let demand = Demand::of(signals, &law(), spec, Regime::Calm);
         demand.terms.iter().find(|term| term.cause == cause).map(|term| term.replicas)
     }
 
@@ -394,13 +394,13 @@ mod tests {
     fn a_kv_target_below_the_slowdown_counts() {
         let mut spec = spec();
         spec.targets.kv = 0.3;
-        let term = ArrivalTerm::of(&signals(), &law(), &spec, Mood::Calm).unwrap();
+        let term = ArrivalTerm::of(&signals(), &law(), &spec, Regime::Calm).unwrap();
         assert_eq!((term.kv, term.carried), (0.3, 300.0));
     }
 
     #[test]
     fn arrivals_want_nothing_before_something_is_known() {
-        assert_eq!(ArrivalTerm::of(&signals(), &ServiceLaw::default(), &spec(), Mood::Calm), None);
+        assert_eq!(ArrivalTerm::of(&signals(), &ServiceLaw::default(), &spec(), Regime::Calm), None);
         assert_eq!(arrival_term(&Signals { blocks_per_replica: 0.0, ..signals() }), None);
         for idle in [Flow { running: 0.0, ..signals().stable }, Flow { referenced: 0.0, ..signals().stable }] {
             assert_eq!(arrival_term(&Signals { stable: idle, ..signals() }), None);
@@ -411,7 +411,7 @@ mod tests {
     fn growth_is_followed_until_a_replica_asked_for_now_would_serve() {
         let rate = |growth_per_second, start_seconds| {
             let arrivals = Arrivals { growth_per_second, ..signals().arrivals };
-            arrival_rate(&Signals { arrivals, start_seconds, ..signals() }, Mood::Calm)
+            arrival_rate(&Signals { arrivals, start_seconds, ..signals() }, Regime::Calm)
         };
         check(Some(rate(0.001, 30.0)), 6.0 * 1.06);
         check(Some(rate(0.001, 5000.0)), 6.0 * 1.63);
@@ -422,7 +422,7 @@ mod tests {
     fn a_rate_is_followed_as_far_as_chance_does_not_explain_how_it_differs_from_the_last_minutes() {
         let rate = |stable_rate, dispersion| {
             let arrivals = Arrivals { stable_rate, long_rate: 10.0, stable_seconds: 60.0, ..signals().arrivals };
-            arrival_rate(&Signals { arrivals, dispersion, ..signals() }, Mood::Calm)
+            arrival_rate(&Signals { arrivals, dispersion, ..signals() }, Regime::Calm)
         };
         // Chance is 0.25 requests/s squared: of a difference of 2, squared 4, an eighth is not believed, of one of 0.5 nothing is.
         check(Some(rate(12.0, 1.5)), 11.75);
@@ -432,28 +432,28 @@ mod tests {
     }
 
     #[test]
-    fn each_mood_has_its_rate() {
-        let rate = |panic_rate, mood| {
+    fn each_regime_has_its_rate() {
+        let rate = |panic_rate, regime| {
             let arrivals = Arrivals { panic_rate, growth_per_second: 0.01, ..signals().arrivals };
-            arrival_rate(&Signals { arrivals, ..signals() }, mood)
+            arrival_rate(&Signals { arrivals, ..signals() }, regime)
         };
-        check(Some(rate(7.0, Mood::Onset)), 6.0 * 1.6);
-        assert_eq!(rate(20.0, Mood::Onset), 20.0);
-        assert_eq!([rate(5.0, Mood::Jump), rate(7.0, Mood::Jump)], [6.0, 7.0]);
-        assert_eq!([rate(20.0, Mood::AfterJump), rate(5.0, Mood::AfterJump)], [6.0, 6.0]);
+        check(Some(rate(7.0, Regime::Onset)), 6.0 * 1.6);
+        assert_eq!(rate(20.0, Regime::Onset), 20.0);
+        assert_eq!([rate(5.0, Regime::Jump), rate(7.0, Regime::Jump)], [6.0, 7.0]);
+        assert_eq!([rate(20.0, Regime::AfterJump), rate(5.0, Regime::AfterJump)], [6.0, 6.0]);
     }
 
     #[test]
     fn larger_requests_of_a_jump_count_as_such() {
-        let blocks = |panic: Flow, mood| blocks_per_request(&Signals { panic, ..signals() }, mood);
+        let blocks = |panic: Flow, regime| blocks_per_request(&Signals { panic, ..signals() }, regime);
         let flow = |referenced, running| Flow { referenced, running, ..signals().panic };
-        for mood in [Mood::Onset, Mood::Jump] {
-            assert_eq!(blocks(flow(1500.0, 50.0), mood), Some(30.0));
-            assert_eq!(blocks(flow(500.0, 50.0), mood), Some(20.0));
-            assert_eq!(blocks(flow(500.0, 0.0), mood), Some(20.0));
+        for regime in [Regime::Onset, Regime::Jump] {
+            assert_eq!(blocks(flow(1500.0, 50.0), regime), Some(30.0));
+            assert_eq!(blocks(flow(500.0, 50.0), regime), Some(20.0));
+            assert_eq!(blocks(flow(500.0, 0.0), regime), Some(20.0));
         }
-        for mood in [Mood::Calm, Mood::AfterJump] {
-            assert_eq!(blocks(flow(1500.0, 50.0), mood), Some(20.0));
+        for regime in [Regime::Calm, Regime::AfterJump] {
+            assert_eq!(blocks(flow(1500.0, 50.0), regime), Some(20.0));
         }
     }
 
@@ -461,12 +461,12 @@ mod tests {
     fn kv_wants_the_blocks_of_the_larger_window_while_load_jumps() {
         let mut signals = signals();
         signals.panic.referenced = 2000.0;
-        let replicas = |mood| kv_replicas(&signals, 0.8, mood);
+        let replicas = |regime| kv_replicas(&signals, 0.8, regime);
         assert_eq!(
-            [Mood::Calm, Mood::Onset, Mood::Jump, Mood::AfterJump].map(replicas),
+            [Regime::Calm, Regime::Onset, Regime::Jump, Regime::AfterJump].map(replicas),
             [1.5, 2.5, 2.5, 1.5].map(Some)
         );
-        assert_eq!(kv_replicas(&Signals { blocks_per_replica: 0.0, ..signals.clone() }, 0.8, Mood::Calm), None);
+        assert_eq!(kv_replicas(&Signals { blocks_per_replica: 0.0, ..signals.clone() }, 0.8, Regime::Calm), None);
     }
 
     #[test]
@@ -527,7 +527,7 @@ mod tests {
     #[test]
     fn preempting_begins_above_the_target() {
         let demand = |preemptions_stable| {
-            Demand::of(&Signals { preemptions_stable, ..signals() }, &law(), &spec(), Mood::Calm).is_preempting
+            Demand::of(&Signals { preemptions_stable, ..signals() }, &law(), &spec(), Regime::Calm).is_preempting
         };
         assert_eq!([demand(17), demand(18), demand(19)], [false, false, true]);
         check(wanted(&Signals { preemptions_stable: 9, ..signals() }, &spec(), Cause::Preemptions), 1.5);
@@ -536,7 +536,7 @@ mod tests {
     #[test]
     fn the_largest_term_decides_and_the_first_of_equals_is_named() {
         let term = |cause, replicas| Term { cause, replicas };
-        let demand = |terms| Demand { terms, mood: Mood::Calm, is_preempting: false };
+        let demand = |terms| Demand { terms, regime: Regime::Calm, is_preempting: false };
         let terms = vec![term(Cause::Kv, 1.0), term(Cause::Queue, 2.5), term(Cause::Ttft, 2.5), term(Cause::Itl, 2.0)];
         let several = demand(terms);
         assert_eq!((several.largest(), several.replicas()), (Some(term(Cause::Queue, 2.5)), 2.5));

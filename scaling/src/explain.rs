@@ -8,7 +8,7 @@ use stoker_replica::NotFresh;
 
 use crate::{
     decide::{Bound, ScaleDecision, Wanted},
-    demand::{ArrivalTerm, Cause, Mood, Term, preemptions_per_minute, referenced},
+    demand::{ArrivalTerm, Cause, Regime, Term, preemptions_per_minute, referenced},
     held::Holders,
     record::DecisionRecord,
     rhythm::Foreseen,
@@ -98,7 +98,7 @@ fn not_fresh_words(why: NotFresh) -> String {
 fn within_a_warm_start(record: &DecisionRecord) -> Option<DecisionRecord> {
     let DecisionRecord { spec, after, decision, at_ms, .. } = record;
     let signals = record.signals.warm()?;
-    let Wanted { demand, .. } = Wanted::within_a_start(spec, &signals, after, decision.demand.mood, *at_ms);
+    let Wanted { demand, .. } = Wanted::within_a_start(spec, &signals, after, decision.demand.regime, *at_ms);
     Some(DecisionRecord { signals, decision: ScaleDecision { demand, ..decision.clone() }, ..record.clone() })
 }
 
@@ -141,7 +141,7 @@ fn words(record: &DecisionRecord, term: Term) -> String {
     match term.cause {
         Cause::Kv => format!(
             "{:.0} blocks referenced / ({:.0} blocks per replica x {} kv target)",
-            referenced(signals, record.decision.demand.mood),
+            referenced(signals, record.decision.demand.regime),
             signals.blocks_per_replica,
             targets.kv
         ),
@@ -167,13 +167,13 @@ fn latency_words(what: &str, measured: Option<f64>, target: Option<f64>) -> Stri
 }
 
 fn arrival_words(record: &DecisionRecord) -> Option<String> {
-    let mood = record.decision.demand.mood;
-    let term = ArrivalTerm::of(&record.signals, &record.after.law, &record.spec, mood)?;
+    let regime = record.decision.demand.regime;
+    let term = ArrivalTerm::of(&record.signals, &record.after.law, &record.spec, regime)?;
     Some(format!(
         "({:.1} requests/s {} + {:.1} waiting) x {:.0} blocks x {:.1} s stay / ({:.0} blocks at {:.0} % kv) + {:.2} for \
          chance + {:.2} to spare",
         term.rate,
-        mood_words(mood),
+        regime_words(regime),
         term.waiting_rate,
         term.blocks_per_request,
         term.residence_seconds,
@@ -185,8 +185,8 @@ fn arrival_words(record: &DecisionRecord) -> Option<String> {
 }
 
 fn work_words(record: &DecisionRecord) -> Option<String> {
-    let mood = record.decision.demand.mood;
-    let term = WorkTerm::of(&record.signals, &record.spec, mood)?;
+    let regime = record.decision.demand.regime;
+    let term = WorkTerm::of(&record.signals, &record.spec, regime)?;
     let (busy, holding) = (term.busy_replicas(), term.holding_replicas());
     let limit = if busy >= holding {
         format!(
@@ -200,7 +200,7 @@ fn work_words(record: &DecisionRecord) -> Option<String> {
     Some(format!(
         "({:.1} requests/s {} + {:.1} waiting) x {:.3} s of work: {:.2} {limit}; {:.2} to spare",
         term.rate,
-        mood_words(mood),
+        regime_words(regime),
         term.waiting_rate,
         term.request_seconds,
         busy.max(holding),
@@ -262,11 +262,11 @@ fn period_words(record: &DecisionRecord) -> Option<String> {
     Some(format!("load jumps every {:.1} minutes, {when}: {rate:.1} requests/s then", period_seconds / 60.0))
 }
 
-fn mood_words(mood: Mood) -> &'static str {
-    match mood {
-        Mood::Calm => "by the time a start takes",
-        Mood::Onset | Mood::Jump => "in a jump",
-        Mood::AfterJump => "after a jump",
+fn regime_words(regime: Regime) -> &'static str {
+    match regime {
+        Regime::Calm => "by the time a start takes",
+        Regime::Onset | Regime::Jump => "in a jump",
+        Regime::AfterJump => "after a jump",
     }
 }
 

@@ -22,7 +22,7 @@
 use stoker_crds::scaling::ScalingSpec;
 
 use crate::{
-    demand::{Mood, arrival_rate, blocks_per_request},
+    demand::{Regime, arrival_rate, blocks_per_request},
     signals::{Arrivals, Flow, Signals, Work},
 };
 
@@ -76,14 +76,14 @@ pub struct WorkTerm {
 
 impl WorkTerm {
     /// Takes the term apart; `None` where an engine does not say what steps cost, or too little went through.
-    pub fn of(signals: &Signals, spec: &ScalingSpec, mood: Mood) -> Option<Self> {
+    pub fn of(signals: &Signals, spec: &ScalingSpec, regime: Regime) -> Option<Self> {
         let work = signals.work?;
         let itl_seconds = itl_seconds(&work, spec);
         let stay = work.answer_tokens * itl_seconds;
-        let (rate, waiting_rate) = (rate(signals, mood, stay), signals.panic.waiting / DRAIN_SECONDS);
+        let (rate, waiting_rate) = (rate(signals, regime, stay), signals.panic.waiting / DRAIN_SECONDS);
         let usable = 1.0 - work.cost.step_seconds / itl_seconds;
         let bunching = signals.dispersion + work.spread - 1.0;
-        let (held, held_by_chance) = held(signals, &work, spec, mood, rate + waiting_rate);
+        let (held, held_by_chance) = held(signals, &work, spec, regime, rate + waiting_rate);
         let term = Self {
             rate,
             waiting_rate,
@@ -110,21 +110,21 @@ impl WorkTerm {
             ..signals.arrivals
         };
         let panic = Flow { waiting: 0.0, ..signals.panic };
-        Self::of(&Signals { arrivals, panic, ..signals.clone() }, spec, Mood::Calm)
+        Self::of(&Signals { arrivals, panic, ..signals.clone() }, spec, Regime::Calm)
     }
 
     /// The term for requests that gateways hold while none serves, where one took so much.
     pub fn of_held(signals: &Signals, spec: &ScalingSpec, work: Work) -> Option<Self> {
         let panic = Flow { waiting: f64::from(signals.held_requests), ..Flow::default() };
         let asleep = Signals { work: Some(work), panic, arrivals: Arrivals::default(), ..signals.clone() };
-        Self::of(&asleep, spec, Mood::Calm)
+        Self::of(&asleep, spec, Regime::Calm)
     }
 
     /// By how much of a mean replica the slowest one does less of what comes: of a load that is far from filling it, next to nothing.
-    pub(crate) fn lack_of_the_slowest(signals: &Signals, spec: &ScalingSpec, mood: Mood) -> f64 {
+    pub(crate) fn lack_of_the_slowest(signals: &Signals, spec: &ScalingSpec, regime: Regime) -> f64 {
         let Some(work) = signals.work.filter(|work| work.slowest > 1.0) else { return 0.0 };
         let loaded = |work: Work| {
-            let term = Self::of(&Signals { work: Some(work), ..signals.clone() }, spec, mood);
+            let term = Self::of(&Signals { work: Some(work), ..signals.clone() }, spec, regime);
             term.map_or(0.0, Self::loaded_replicas)
         };
         let (mean, slow) = (loaded(work), loaded(work.of_the_slowest()));
@@ -182,17 +182,17 @@ fn itl_seconds(work: &Work, spec: &ScalingSpec) -> f64 {
 
 /// Requests a second to be ready for. Long answers take long to become a load, and until then it is seen whether more of them come:
 /// what is sudden counts the less the longer they stay.
-fn rate(signals: &Signals, mood: Mood, stay: f64) -> f64 {
-    let (calm, now) = (arrival_rate(signals, Mood::Calm), arrival_rate(signals, mood));
+fn rate(signals: &Signals, regime: Regime, stay: f64) -> f64 {
+    let (calm, now) = (arrival_rate(signals, Regime::Calm), arrival_rate(signals, regime));
     let seconds = signals.arrivals.panic_seconds.max(f64::MIN_POSITIVE);
     let share = seconds / (JUMP_OF_STAY * stay).max(seconds);
     if now > calm { calm + (now - calm) * share } else { now }
 }
 
 /// Replicas that hold the blocks of what is in flight if steps do no work, and how many more for chance.
-fn held(signals: &Signals, work: &Work, spec: &ScalingSpec, mood: Mood, rate: f64) -> (f64, f64) {
+fn held(signals: &Signals, work: &Work, spec: &ScalingSpec, regime: Regime, rate: f64) -> (f64, f64) {
     let room = signals.blocks_per_replica * spec.targets.kv;
-    let Some(blocks) = blocks_per_request(signals, mood).filter(|_| room > 0.0) else { return (0.0, 0.0) };
+    let Some(blocks) = blocks_per_request(signals, regime).filter(|_| room > 0.0) else { return (0.0, 0.0) };
     let in_flight = rate * work.answer_tokens * work.cost.step_seconds;
     // Those that came together are in flight together, for as long as they stay: less bunched than they came.
     let deviation = (in_flight * (SIZE_SPREAD + signals.dispersion.sqrt())).sqrt();
@@ -245,7 +245,7 @@ mod tests {
     fn term(change: impl FnOnce(&mut Signals, &mut ScalingSpec)) -> WorkTerm {
         let (mut signals, mut spec) = (signals(), spec());
         change(&mut signals, &mut spec);
-        WorkTerm::of(&signals, &spec, Mood::Calm).expect("engines say what steps cost")
+        WorkTerm::of(&signals, &spec, Regime::Calm).expect("engines say what steps cost")
     }
 
     fn close(found: f64, expected: f64) {
@@ -299,15 +299,15 @@ mod tests {
 
     #[test]
     fn a_jump_of_long_answers_counts_less() {
-        let rate = |answer_tokens, mood| {
+        let rate = |answer_tokens, regime| {
             let mut signals = signals();
             signals.arrivals.panic_rate = 30.0;
             signals.work = signals.work.map(|work| Work { answer_tokens, ..work });
-            WorkTerm::of(&signals, &spec(), mood).map(|term| term.rate)
+            WorkTerm::of(&signals, &spec(), regime).map(|term| term.rate)
         };
         // Of 50 ms each: half of 12 s are the six of the window, half of 60 s are thirty.
-        assert_eq!([rate(240.0, Mood::Jump), rate(1200.0, Mood::Jump)], [Some(30.0), Some(14.0)]);
-        assert_eq!(rate(240.0, Mood::Calm), Some(10.0));
+        assert_eq!([rate(240.0, Regime::Jump), rate(1200.0, Regime::Jump)], [Some(30.0), Some(14.0)]);
+        assert_eq!(rate(240.0, Regime::Calm), Some(10.0));
     }
 
     #[test]
@@ -336,6 +336,6 @@ mod tests {
             let term = term(|signals, _| change(signals));
             assert_eq!((term.held, term.held_by_chance), (0.0, 0.0));
         }
-        assert_eq!(WorkTerm::of(&Signals { work: None, ..signals() }, &spec(), Mood::Calm), None);
+        assert_eq!(WorkTerm::of(&Signals { work: None, ..signals() }, &spec(), Regime::Calm), None);
     }
 }

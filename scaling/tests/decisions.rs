@@ -2,7 +2,7 @@
 
 use stoker_cost::StepCost;
 use stoker_scaling::{
-    ArrivalTerm, Arrivals, Bound, Cause, Coverage, Decided, DecisionRecord, Flow, Holders, Learned, Mood, Replay,
+    ArrivalTerm, Arrivals, Bound, Cause, Coverage, Decided, DecisionRecord, Flow, Holders, Learned, Regime, Replay,
     ScaleState, ScalingSpec, Signals, Standby, StepLimit, ToZero, Work, decide, explain,
 };
 
@@ -162,13 +162,13 @@ fn a_jump_forbids_going_down_for_one_stable_window() {
 
 #[test]
 fn a_jump_is_four_standard_deviations_beyond_the_last_minute() {
-    let mood = |panic_rate| {
+    let regime = |panic_rate| {
         let mut signals = calm();
         // Six are expected in six seconds, give or take 2.45.
         signals.arrivals = jumping(panic_rate);
-        decide(&spec(), &signals, &ScaleState::starting_at(3), NOW_MS).0.demand.mood
+        decide(&spec(), &signals, &ScaleState::starting_at(3), NOW_MS).0.demand.regime
     };
-    assert_eq!([mood(15.7 / 6.0), mood(15.9 / 6.0)], [Mood::Calm, Mood::Onset]);
+    assert_eq!([regime(15.7 / 6.0), regime(15.9 / 6.0)], [Regime::Calm, Regime::Onset]);
 }
 
 #[test]
@@ -193,24 +193,24 @@ fn a_jump_that_too_few_saw_is_none() {
     jump.arrivals = jumping(10.0);
     jump.coverage.fresh = 1;
     let (decision, next) = decide(&spec(), &jump, &ScaleState::starting_at(3), NOW_MS);
-    assert_eq!((decision.demand.mood, next.jumped_ms), (Mood::Calm, None));
+    assert_eq!((decision.demand.regime, next.jumped_ms), (Regime::Calm, None));
 }
 
 #[test]
-fn the_moods_follow_each_other() {
+fn the_regimes_follow_each_other() {
     let mut jump = calm();
     jump.arrivals = jumping(10.0);
-    let mood = |signals: &Signals, state: &ScaleState, now_ms| {
+    let regime = |signals: &Signals, state: &ScaleState, now_ms| {
         let (decision, next) = decide(&spec(), signals, state, now_ms);
-        (decision.demand.mood, next)
+        (decision.demand.regime, next)
     };
-    let (onset, state) = mood(&jump, &ScaleState::starting_at(3), NOW_MS);
-    let (goes_on, state) = mood(&jump, &state, NOW_MS + 2000);
-    let (after, state) = mood(&calm(), &state, NOW_MS + 4000);
-    let (still, state) = mood(&calm(), &state, NOW_MS + 2000 + 119_999);
-    let (over, _) = mood(&calm(), &state, NOW_MS + 2000 + 120_000);
-    assert_eq!([onset, goes_on, after], [Mood::Onset, Mood::Jump, Mood::AfterJump]);
-    assert_eq!([still, over], [Mood::AfterJump, Mood::Calm], "growth is measured over twice a minute");
+    let (onset, state) = regime(&jump, &ScaleState::starting_at(3), NOW_MS);
+    let (goes_on, state) = regime(&jump, &state, NOW_MS + 2000);
+    let (after, state) = regime(&calm(), &state, NOW_MS + 4000);
+    let (still, state) = regime(&calm(), &state, NOW_MS + 2000 + 119_999);
+    let (over, _) = regime(&calm(), &state, NOW_MS + 2000 + 120_000);
+    assert_eq!([onset, goes_on, after], [Regime::Onset, Regime::Jump, Regime::AfterJump]);
+    assert_eq!([still, over], [Regime::AfterJump, Regime::Calm], "growth is measured over twice a minute");
 }
 
 #[test]

@@ -16,8 +16,8 @@ use crate::{
     fleet::{SAMPLE_SECONDS, Setting, simulate},
     oracle::foreseen,
     outcome::{Outcomes, Sample},
+    peer_rule::PeerRule,
     plot::{Panel, Series},
-    rival::Rival,
     rules::Stoker,
     world::World,
 };
@@ -80,7 +80,7 @@ pub struct Comparison {
 pub fn compare(
     worlds: &[World],
     spec: &ScalingSpec,
-    rivals: &[Rival],
+    rivals: &[PeerRule],
     setting: &Setting,
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Vec<Comparison> {
@@ -147,7 +147,7 @@ impl Tried {
 }
 
 struct Search<'a> {
-    rival: &'a Rival,
+    rival: &'a PeerRule,
     worlds: &'a [World],
     setting: &'a Setting,
     progress: &'a (dyn Fn(Progress) + Sync),

@@ -9,7 +9,7 @@ use stoker_workload::{Request, Rng};
 
 use crate::{
     gateway::Gateway,
-    model::{Promise, ReplicaModel},
+    model::{ReplicaModel, Slo},
     outcome::{Outcomes, Sample},
     replica::Replica,
     standby::Standby,
@@ -101,7 +101,7 @@ pub struct Setting {
     /// Seed of start times, routing and mishaps.
     pub seed: u64,
     /// What users were promised.
-    pub promise: Promise,
+    pub slo: Slo,
 }
 
 /// Runs a world under a rule until its last request is answered.
@@ -175,7 +175,7 @@ impl<'a> Fleet<'a> {
             members: Vec::new(),
             n_created: 0,
             held: VecDeque::new(),
-            outcomes: Outcomes::new(setting.promise),
+            outcomes: Outcomes::new(setting.slo),
             sample: Sample::default(),
             gone: Gone::default(),
             gateway: Gateway::default(),

@@ -12,7 +12,7 @@ use crate::{
     lottery::{Drawn, drawn},
     oracle::foreseen,
     outcome::Outcomes,
-    rival::{Kind, Rival},
+    peer_rule::{Kind, PeerRule},
 };
 use stoker_scaling::{Replay, ScalingSpec};
 
@@ -89,7 +89,7 @@ pub fn others(seed: u64, with_rivals: bool) -> Others {
     let oracle = runs.iter().map(|(factor, outcomes)| (*factor, Came::to(outcomes))).collect();
     let mut others = Others::from([(ORACLE.to_owned(), oracle)]);
     for kind in Kind::ALL.into_iter().filter(|_| with_rivals) {
-        let rival = Rival::plain(kind);
+        let rival = PeerRule::plain(kind);
         let run = |target: f64| (target, Came::to(&simulate(&world, rival.rule(target).as_mut(), &setting)));
         others.insert(kind.name().to_owned(), targets(kind).map(run).collect());
     }

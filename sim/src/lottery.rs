@@ -3,13 +3,13 @@
 //!
 //! Owns the ranges. Even seeds are the half on which constants may be chosen; odd seeds are never looked at while
 //! choosing, and both are reported. What users were promised is what such replicas can keep at all: where one prompt
-//! alone takes longer than the usual promise, the promise is longer.
+//! alone takes longer than the usual SLO, theirs is longer.
 
 use stoker_workload::{HashIds, Request, Rng, Trace};
 
 use crate::{
     fleet::Setting,
-    model::{Promise, ReplicaModel},
+    model::{ReplicaModel, Slo},
     world::{Mishaps, Router, World, needed},
 };
 
@@ -28,9 +28,9 @@ const SAMPLES: usize = 400;
 pub struct Drawn {
     /// The world.
     pub world: World,
-    /// Bounds, seed and promise.
+    /// Bounds, seed and SLO.
     pub setting: Setting,
-    /// Mean load in replicas at the edge of the promise.
+    /// Mean load in replicas at the edge of the SLO.
     pub need: f64,
     /// Load neither changes nor comes in bursts.
     pub is_constant: bool,
@@ -52,10 +52,10 @@ pub fn drawn(seed: u64, variant: u64) -> Drawn {
         (0..SAMPLES).map(|idx| mix.request(idx as f64 / SAMPLES as f64, 0.0, &mut rng)).collect();
     let mean_tokens = samples.iter().map(|request| f64::from(request.completion_tokens)).sum::<f64>() / SAMPLES as f64;
     let rate_max = (REQUESTS_MAX / SECONDS).min(COMPLETION_TOKENS_MAX / mean_tokens / SECONDS);
-    let per_rate = |replica: &ReplicaModel| needed(samples.iter(), replica, SAMPLES as f64, promise(&samples, replica));
+    let per_rate = |replica: &ReplicaModel| needed(samples.iter(), replica, SAMPLES as f64, slo(&samples, replica));
     let dearer = (wanted / (rate_max * per_rate(&replica))).clamp(1.0, DEARER_MAX);
     replica = dearer_tokens(replica, dearer);
-    let (promise, per_rate) = (promise(&samples, &replica), per_rate(&replica));
+    let (slo, per_rate) = (slo(&samples, &replica), per_rate(&replica));
     let rate = (wanted / per_rate).min(rate_max) / shape.mean();
     let need = rate * shape.mean() * per_rate;
 
@@ -66,7 +66,7 @@ pub fn drawn(seed: u64, variant: u64) -> Drawn {
     let world = World { router, mishaps, ..World::of(trace, replica).expect("drawn lengths fit into drawn caches") };
     let is_constant =
         matches!(shape, Shape::Constant) && variation == 1.0 && mix.shifts_at.is_none() && mix.growth == 1.0;
-    Drawn { world, setting: Setting { min: 1, max, seed: seed ^ variant, promise }, need, is_constant }
+    Drawn { world, setting: Setting { min: 1, max, seed: seed ^ variant, slo }, need, is_constant }
 }
 
 /// Log-uniform: as many below the geometric middle as above.
@@ -102,16 +102,16 @@ fn mishaps(rng: &mut Rng) -> Mishaps {
     Mishaps { losses_per_hour, slow_share, slow_times: between(rng, 1.3, 2.5) }
 }
 
-/// A prompt longer than nineteen of twenty may meet another, and still the promise can be kept.
-fn promise(samples: &[Request], replica: &ReplicaModel) -> Promise {
+/// A prompt longer than nineteen of twenty may meet another, and still the SLO can be kept.
+fn slo(samples: &[Request], replica: &ReplicaModel) -> Slo {
     let prefill = |request: &Request| {
         replica.prefill_seconds(request.prompt_tokens - request.cached_tokens, request.cached_tokens)
     };
     let mut prefills: Vec<f64> = samples.iter().map(prefill).collect();
     prefills.sort_by(f64::total_cmp);
     let long = prefills[prefills.len() * 19 / 20];
-    let usual = Promise::default();
-    Promise {
+    let usual = Slo::default();
+    Slo {
         ttft_seconds: usual.ttft_seconds.max(3.0 * long),
         stall_seconds: usual.stall_seconds.max(3.0 * long),
         ..usual

@@ -154,7 +154,7 @@ impl ReplicaModel {
 /// What users were promised, for every request.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Promise {
+pub struct Slo {
     /// Seconds to the first token beyond the time that the prompt takes on an idle replica.
     pub ttft_seconds: f64,
     /// Seconds for each further token: 20 tokens per second, faster than people read.
@@ -164,7 +164,7 @@ pub struct Promise {
     pub stall_seconds: f64,
 }
 
-impl Default for Promise {
+impl Default for Slo {
     fn default() -> Self {
         Self { ttft_seconds: 1.0, itl_seconds: 0.05, stall_seconds: 0.25 }
     }

@@ -39,19 +39,19 @@ impl Oracle {
     }
 }
 
-/// Replicas at the edge of the promise, by slice.
+/// Replicas at the edge of the SLO, by slice.
 fn needs(world: &World, setting: &Setting) -> Vec<f64> {
     let n_slices = (world.trace.seconds / SLICE_SECONDS).ceil() as usize + 1;
     let mut slices = vec![Vec::new(); n_slices];
     for request in &world.trace.requests {
         slices[(request.arrived / SLICE_SECONDS) as usize].push(request);
     }
-    let need = |slice: &Vec<_>| needed(slice.iter().copied(), &world.replica, SLICE_SECONDS, setting.promise);
+    let need = |slice: &Vec<_>| needed(slice.iter().copied(), &world.replica, SLICE_SECONDS, setting.slo);
     let arriving: Vec<f64> = slices.iter().map(need).collect();
     // What arrived is still there for as long as its answer takes.
     let stays = |world: &World| {
         let tokens: u64 = world.trace.requests.iter().map(|request| u64::from(request.completion_tokens)).sum();
-        tokens as f64 / world.trace.requests.len().max(1) as f64 * setting.promise.itl_seconds / 2.0
+        tokens as f64 / world.trace.requests.len().max(1) as f64 * setting.slo.itl_seconds / 2.0
     };
     let keep = (-SLICE_SECONDS / stays(world).max(1e-3)).exp();
     let mut present = arriving[0];

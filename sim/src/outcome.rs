@@ -1,6 +1,6 @@
 //! What a run came to: promises broken, sequences thrown out, GPU time, changes of mind.
 
-use super::{model::Promise, replica::Outcome};
+use super::{model::Slo, replica::Outcome};
 
 /// A change of direction within this time of the last change is a reversal: the earlier one was a mistake.
 pub const REVERSAL_SECONDS: f64 = 600.0;
@@ -8,7 +8,7 @@ pub const REVERSAL_SECONDS: f64 = 600.0;
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Outcomes {
-    promise: Promise,
+    slo: Slo,
     /// Requests answered.
     pub requests: u64,
     /// Requests whose first token or whose tokens came later than promised.
@@ -59,9 +59,9 @@ pub struct Sample {
 
 impl Outcomes {
     /// Nothing yet.
-    pub fn new(promise: Promise) -> Self {
+    pub fn new(slo: Slo) -> Self {
         Self {
-            promise,
+            slo,
             requests: 0,
             misses: 0,
             ttft_misses: 0,
@@ -79,9 +79,9 @@ impl Outcomes {
 
     /// Counts an answer; true when it came later than promised.
     pub fn add(&mut self, outcome: &Outcome) -> bool {
-        let is_late_first = outcome.ttft > outcome.unloaded + self.promise.ttft_seconds;
+        let is_late_first = outcome.ttft > outcome.unloaded + self.slo.ttft_seconds;
         let decoding = outcome.finished - outcome.arrived - outcome.ttft;
-        let promised = f64::from(outcome.gaps) * self.promise.itl_seconds + self.promise.stall_seconds;
+        let promised = f64::from(outcome.gaps) * self.slo.itl_seconds + self.slo.stall_seconds;
         let is_late = is_late_first || decoding > promised;
         self.requests += 1;
         self.prompt_tokens += u64::from(outcome.prompt_tokens);
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_turn_soon_after_a_change_is_a_reversal_and_a_late_one_is_not() {
-        let mut outcomes = Outcomes::new(Promise::default());
+        let mut outcomes = Outcomes::new(Slo::default());
         outcomes.change(0.0, 1, 2);
         outcomes.change(10.0, 2, 4);
         outcomes.change(20.0, 4, 3);
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_late_answer_counts_once_however_late_it_is() {
-        let mut outcomes = Outcomes::new(Promise::default());
+        let mut outcomes = Outcomes::new(Slo::default());
         let fine = Outcome { arrived: 0.0, finished: 6.6, ttft: 1.4, gaps: 100, unloaded: 0.5, prompt_tokens: 9 };
         assert!(!outcomes.add(&fine));
         assert!(outcomes.add(&Outcome { ttft: 1.6, finished: 9.0, ..fine }));

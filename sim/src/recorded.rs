@@ -171,14 +171,10 @@ mod tests {
     use stoker_scaling::ScalingSpec;
 
     use super::*;
-    use crate::{Outcomes, Promise, Setting, named_world, run_ours};
+    use crate::{Outcomes, Setting, Slo, named_world, run_ours};
 
-    const SETTING: Setting = Setting {
-        min: 1,
-        max: 24,
-        seed: 1,
-        promise: Promise { ttft_seconds: 1.0, itl_seconds: 0.05, stall_seconds: 0.25 },
-    };
+    const SETTING: Setting =
+        Setting { min: 1, max: 24, seed: 1, slo: Slo { ttft_seconds: 1.0, itl_seconds: 0.05, stall_seconds: 0.25 } };
 
     /// Twelve replicas all the time: what is compared is the load, and not what the rule makes of it.
     fn run(world: &World) -> (Outcomes, Vec<DecisionRecord>) {

@@ -34,7 +34,7 @@ pub struct Outcome {
     /// Tokens after the first.
     pub gaps: u32,
     /// Seconds its prompt takes on an idle replica: one that holds what the trace calls cached, and nothing of prompts by name, so
-    /// that the promise is the same wherever it is sent.
+    /// that the SLO is the same wherever it is sent.
     pub unloaded: f64,
     /// Tokens of its prompt.
     pub prompt_tokens: u32,

@@ -11,7 +11,7 @@ use stoker_workload::{HashIds, Request, Rng, Trace};
 use crate::{
     compare::{in_parallel, run_ours},
     fleet::Setting,
-    model::{Promise, ReplicaModel},
+    model::{ReplicaModel, Slo},
     outcome::Outcomes,
     world::{World, named_world},
 };
@@ -74,7 +74,7 @@ fn runs(worlds: &[World], standby: u32, cold_seconds: f64, warm_seconds: f64) ->
             warm_start_seconds: Some(warm_seconds),
             ..world.replica.clone()
         };
-        let setting = Setting { min: 1, max: REPLICAS_MAX, seed, promise: Promise::default() };
+        let setting = Setting { min: 1, max: REPLICAS_MAX, seed, slo: Slo::default() };
         run_ours(&World { replica, standby, initial: 1, ..world.clone() }, &spec, &setting).0
     };
     (1..).zip(worlds).map(|(seed, world)| run(seed, world)).collect()

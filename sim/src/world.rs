@@ -6,7 +6,7 @@ use stoker_crds::contract::KV_BLOCK_TOKENS;
 use stoker_workload::{Request, Trace, named_trace};
 use thiserror::Error;
 
-use crate::model::{Promise, ReplicaModel};
+use crate::model::{ReplicaModel, Slo};
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,22 +107,22 @@ impl World {
         }
         let first = trace.requests.iter().take_while(|request| request.arrived < FIRST_SECONDS);
         let seconds = FIRST_SECONDS.min(trace.seconds);
-        let initial = needed(first, &replica, seconds, Promise::default()) / INITIAL_SHARE;
+        let initial = needed(first, &replica, seconds, Slo::default()) / INITIAL_SHARE;
         let initial = (initial.ceil() as u32).max(1);
         Ok(Self { trace, replica, initial, router: Router::default(), mishaps: Mishaps::default(), standby: 0 })
     }
 }
 
-/// Replicas that these requests keep at the edge of the promise, if they come evenly within `seconds`: by the work they
+/// Replicas that these requests keep at the edge of the SLO, if they come evenly within `seconds`: by the work they
 /// are, beside the steps that a promised token rate takes anyway, or by the KV they hold meanwhile.
 pub(crate) fn needed<'a>(
     requests: impl Iterator<Item = &'a Request>,
     replica: &ReplicaModel,
     seconds: f64,
-    promise: Promise,
+    slo: Slo,
 ) -> f64 {
-    let usable = (1.0 - replica.step_seconds / promise.itl_seconds).max(0.1);
-    let stay = |request: &Request| f64::from(request.completion_tokens) * promise.itl_seconds / 2.0;
+    let usable = (1.0 - replica.step_seconds / slo.itl_seconds).max(0.1);
+    let stay = |request: &Request| f64::from(request.completion_tokens) * slo.itl_seconds / 2.0;
     let (work, blocks) = requests.fold((0.0, 0.0), |(work, blocks), request| {
         (work + replica.work_seconds(request), blocks + replica.blocks(request) * stay(request))
     });

@@ -1,7 +1,7 @@
 //! A square wave whose quiet half is longer than a higher number is kept for: its first three edges are met too late, the fourth is not.
 
 use stoker_scaling::ScalingSpec;
-use stoker_sim::{Promise, ReplicaModel, Setting, World, run_ours};
+use stoker_sim::{ReplicaModel, Setting, Slo, World, run_ours};
 use stoker_workload::{HashIds, Request, Rng, Trace};
 
 const PERIOD_SECONDS: f64 = 3000.0;
@@ -25,7 +25,7 @@ fn from_the_fourth_edge_on_replicas_are_there_before_it() {
     let trace = Trace::of("square", requests).expect("it has requests");
     let replica = ReplicaModel { start_seconds: 120.0, ..ReplicaModel::default() }.times_as_fast(0.25);
     let world = World::of(trace, replica).expect("requests fit");
-    let setting = Setting { min: 1, max: 12, seed: 1, promise: Promise::default() };
+    let setting = Setting { min: 1, max: 12, seed: 1, slo: Slo::default() };
     let (outcomes, _) = run_ours(&world, &ScalingSpec::between(1, 12), &setting);
     let mut late = [0; EDGES + 1];
     for sample in &outcomes.samples {

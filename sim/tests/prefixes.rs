@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use stoker_scaling::ScalingSpec;
-use stoker_sim::{Outcomes, Promise, ReplicaModel, Router, Setting, World, run_ours};
+use stoker_sim::{Outcomes, ReplicaModel, Router, Setting, Slo, World, run_ours};
 use stoker_workload::{HASH_BLOCK_TOKENS, HashIds, Request, Rng, Trace};
 
 const REPLICAS: u32 = 4;
@@ -46,7 +46,7 @@ fn trace(seed: u64, per_second: f64, sharing: Sharing) -> Trace {
 fn outcomes(trace: &Trace, blocks: u32, router: Router) -> Outcomes {
     let replica = ReplicaModel { blocks, ..ReplicaModel::default() };
     let world = World::of(trace.clone(), replica).expect("prompts fit");
-    let setting = Setting { min: REPLICAS, max: REPLICAS, seed: 1, promise: Promise::default() };
+    let setting = Setting { min: REPLICAS, max: REPLICAS, seed: 1, slo: Slo::default() };
     run_ours(&World { router, ..world }, &ScalingSpec::between(REPLICAS, REPLICAS), &setting).0
 }
 

@@ -1,12 +1,12 @@
 //! What the defaults promise on the eight named traces, without any rival: those figures are in `docs/autoscaling`.
 
 use stoker_scaling::{Cause, Replay, ScalingSpec, Standby, ToZero};
-use stoker_sim::{Promise, ReplicaModel, Setting, World, named_world, run_ours};
+use stoker_sim::{ReplicaModel, Setting, Slo, World, named_world, run_ours};
 use stoker_workload::{HashIds, Request, TRACE_NAMES, Trace};
 
 #[test]
 fn with_defaults_less_than_one_percent_is_late_and_the_number_turns_less_than_once_an_hour() {
-    let setting = Setting { min: 1, max: 24, seed: 1, promise: Promise::default() };
+    let setting = Setting { min: 1, max: 24, seed: 1, slo: Slo::default() };
     for name in TRACE_NAMES {
         let world = named_world(name, 1).expect("a named trace");
         let (outcomes, records) = run_ours(&world, &ScalingSpec::between(1, 24), &setting);
@@ -37,7 +37,7 @@ fn crowds(begun: &[f64]) -> Trace {
 fn between_two_crowds_that_lie_far_apart_nothing_runs_and_the_first_of_the_second_wait_for_a_start() {
     let mut world = named_world("step", 1).expect("a named trace");
     world.trace = crowds(&[0.0, 6000.0]);
-    let setting = Setting { min: 1, max: 4, seed: 1, promise: Promise::default() };
+    let setting = Setting { min: 1, max: 4, seed: 1, slo: Slo::default() };
     let run = |to_zero| {
         let (outcomes, records) = run_ours(&world, &ScalingSpec { to_zero, ..ScalingSpec::between(1, 4) }, &setting);
         assert!(records.iter().all(|record| record.replay() == Replay::Identical));
@@ -63,7 +63,7 @@ fn least_between_crowds(standby: u32, warm_start_seconds: f64) -> [u32; 2] {
     let world = World { trace, replica, standby, initial: 1, ..named };
     let to_zero = Some(ToZero { after_seconds: 120, max_wake_seconds: 40 });
     let spec = ScalingSpec { to_zero, standby, ..ScalingSpec::between(1, 4) };
-    let setting = Setting { min: 1, max: 4, seed: 1, promise: Promise::default() };
+    let setting = Setting { min: 1, max: 4, seed: 1, slo: Slo::default() };
     let (outcomes, records) = run_ours(&world, &spec, &setting);
     assert!(records.iter().all(|record| record.replay() == Replay::Identical));
     assert_eq!(outcomes.requests, 180, "every request is answered");
@@ -82,7 +82,7 @@ fn a_start_that_was_never_seen_is_tried_once_and_what_it_took_decides_from_then_
 
 #[test]
 fn the_first_replicas_of_a_step_start_warm_as_many_as_nodes_stand_by_and_what_they_took_is_learned() {
-    let setting = Setting { min: 1, max: 12, seed: 1, promise: Promise::default() };
+    let setting = Setting { min: 1, max: 12, seed: 1, slo: Slo::default() };
     let named = named_world("step", 1).expect("a named trace");
     let replica = ReplicaModel { start_seconds: 300.0, warm_start_seconds: Some(5.0), ..named.replica };
     let (_, records) = run_ours(
@@ -106,7 +106,7 @@ fn the_first_replicas_of_a_step_start_warm_as_many_as_nodes_stand_by_and_what_th
 #[test]
 fn the_same_seed_gives_the_same_run() {
     let run = |seed| {
-        let setting = Setting { min: 1, max: 12, seed, promise: Promise::default() };
+        let setting = Setting { min: 1, max: 12, seed, slo: Slo::default() };
         let world = named_world("step", seed).expect("a named trace");
         let (outcomes, records) = run_ours(&world, &ScalingSpec::between(1, 12), &setting);
         (outcomes.misses, outcomes.preemptions, outcomes.gpu_seconds.to_bits(), records)

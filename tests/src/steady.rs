@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use stoker_cluster::Audit;
-use stoker_scaling::{DecisionRecord, Mood, WorkTerm};
+use stoker_scaling::{DecisionRecord, Regime, WorkTerm};
 
 use crate::{
     agent,
@@ -177,7 +177,8 @@ impl Bench {
 
 /// Replicas for the mean of what came lately and its chance, as the last decision that knew costs reckoned.
 fn needed(records: &[DecisionRecord]) -> Option<u32> {
-    let term = records.iter().rev().find_map(|record| WorkTerm::of(&record.signals, &record.spec, Mood::AfterJump))?;
+    let term =
+        records.iter().rev().find_map(|record| WorkTerm::of(&record.signals, &record.spec, Regime::AfterJump))?;
     Some(term.busy_replicas().max(term.holding_replicas()).ceil() as u32)
 }
 

@@ -41,7 +41,7 @@ use crate::{
     http::error::ApiError,
     intent::RefusalLog,
     replica::Replica,
-    ticket::{Giver, NotAdmitted, Shown, admit},
+    ticket::{Giver, NotAdmitted, PresentedTicket, admit},
 };
 
 /// Files given at the same time; who asks for one more is told to come again.
@@ -129,8 +129,8 @@ impl Counter {
         let keys = self.replica.settings().authority.public_keys();
         let commit = self.replica.shelf().map_or("", |shelf| shelf.commit());
         let giver = Giver { receiver: self.replica.receiver(), commit, keys: &keys };
-        let shown = Shown { ticket: text(TICKET_HEADER), signature: text(SIGNATURE_HEADER) };
-        admit(shown, from.ip(), giver).map_err(|refused| self.refuse(refused, from))
+        let presented = PresentedTicket { ticket: text(TICKET_HEADER), signature: text(SIGNATURE_HEADER) };
+        admit(presented, from.ip(), giver).map_err(|refused| self.refuse(refused, from))
     }
 
     fn refuse(&self, refused: NotAdmitted, from: SocketAddr) -> ApiError {

@@ -10,7 +10,7 @@ use stoker_bench::agent::{Agent, AgentOptions};
 use stoker_figures::{self as figures, Figure, Key, Run};
 use stoker_loadgen::{
     client::{Ask, Form, Prompt, Sampling},
-    run::Heard,
+    run::AnswerTiming,
     shape::Shape,
 };
 
@@ -68,11 +68,11 @@ fn streams(run: &Run, options: &AgentOptions, samples: usize) -> Result<Vec<Figu
     agent.first_token(hello())?;
     let (mut single, mut itl, mut many, mut rss) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..samples {
-        let (heard, seconds) = agent.together(&asks(1))?;
-        single.push(tokens(&heard) / seconds);
-        itl.push(heard[0].time_per_token().context("more than one token")?.as_secs_f64() * 1e3);
-        let (heard, seconds) = agent.together(&asks(STREAMS))?;
-        many.push(tokens(&heard) / seconds);
+        let (timings, seconds) = agent.together(&asks(1))?;
+        single.push(tokens(&timings) / seconds);
+        itl.push(timings[0].time_per_token().context("more than one token")?.as_secs_f64() * 1e3);
+        let (timings, seconds) = agent.together(&asks(STREAMS))?;
+        many.push(tokens(&timings) / seconds);
         rss.push(agent.resident()?.all_mb);
     }
     let together = format!("concurrent_{STREAMS}");
@@ -98,6 +98,6 @@ fn asks(n: usize) -> Vec<Ask> {
     (0..n).map(ask).collect()
 }
 
-fn tokens(heard: &[Heard]) -> f64 {
-    heard.iter().map(|heard| f64::from(heard.usage.completion_tokens)).sum()
+fn tokens(timings: &[AnswerTiming]) -> f64 {
+    timings.iter().map(|timing| f64::from(timing.usage.completion_tokens)).sum()
 }

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use stoker_scaling::ScalingSpec;
 use stoker_sim::{
-    Comparison, Mishaps, Progress, Promise, ReplicaModel, Rival, Router, Setting, World, compare, named_world,
+    Comparison, Mishaps, PeerRule, Progress, ReplicaModel, Router, Setting, Slo, World, compare, named_world,
     recorded_replica, recorded_world, run_ours,
 };
 use stoker_workload::{TRACE_NAMES, Trace};
@@ -39,7 +39,7 @@ pub(crate) struct Simulate {
     /// A rule to compare with at equal GPU-hours: `hpa-queue`, `kpa`, `wva` or `wva-v2`, with any of its own knobs, such as
     /// `kpa:target=70,scaleDownDelay=300`; may be repeated. Without a target the best one is looked for.
     #[arg(long, value_name = "RULE[:KNOB=VALUE,...]")]
-    against: Vec<Rival>,
+    against: Vec<PeerRule>,
     /// The replicas: a JSON file with any of `stepSeconds`, `sequenceSeconds`, `contextTokenSeconds`,
     /// `prefillTokenSeconds`, `prefillPairSeconds`, `blocks`, `maxBatchedTokens`, `maxNumSeqs`, `startSeconds`,
     /// `warmStartSeconds`, `startSigma`, `drainSeconds` (`stoker-bench curve --replica-out` writes one); or recorded decisions of a
@@ -195,7 +195,7 @@ fn tell(progress: Progress) {
 }
 
 fn setting(args: &Simulate, spec: &ScalingSpec) -> Setting {
-    Setting { min: spec.min, max: spec.max, seed: args.seed, promise: Promise::default() }
+    Setting { min: spec.min, max: spec.max, seed: args.seed, slo: Slo::default() }
 }
 
 fn record(args: &Simulate, spec: &ScalingSpec, worlds: &[World]) -> Result<()> {

@@ -5,7 +5,7 @@
 //! of 4 pods and 100 % per 15 s, down only to the largest recommendation of 300 s. In its favour the metric arrives
 //! without delay, where a scrape interval and an adapter would add up to a minute.
 
-use crate::{Rule, View, rival::Knobs};
+use crate::{Rule, View, peer_rule::Knobs};
 
 /// See the module.
 #[derive(Clone, Debug)]

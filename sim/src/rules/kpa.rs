@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 
-use crate::{LOOK_SECONDS, Rule, View, rival::Knobs};
+use crate::{LOOK_SECONDS, Rule, View, peer_rule::Knobs};
 
 const TICK_SECONDS: f64 = 2.0;
 

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::{Rule, View, rival::Knobs};
+use crate::{Rule, View, peer_rule::Knobs};
 
 const PEAK_SECONDS: usize = 60;
 

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use stoker_crds::contract::KV_BLOCK_TOKENS;
 
-use crate::{Replica, Rule, View, rival::Knobs};
+use crate::{Replica, Rule, View, peer_rule::Knobs};
 
 /// Moments of saturation that are remembered.
 const SATURATIONS_KEPT: usize = 10;

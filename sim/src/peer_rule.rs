@@ -62,7 +62,7 @@ impl Kind {
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rival {
+pub struct PeerRule {
     /// Which rule.
     pub kind: Kind,
     given: Vec<(&'static str, f64)>,
@@ -70,7 +70,7 @@ pub struct Rival {
 
 /// Not a rule.
 #[derive(Debug, Error, PartialEq)]
-pub enum RivalError {
+pub enum PeerRuleError {
     /// No such rule.
     #[error(
         "no rule is called {0:?}: use hpa-queue, kpa, wva or wva-v2, with knobs such as kpa:target=70,scaleDownDelay=300"
@@ -99,7 +99,7 @@ pub enum RivalError {
 /// The values of a rule's knobs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Knobs<'a> {
-    rival: &'a Rival,
+    rival: &'a PeerRule,
     target: f64,
 }
 
@@ -115,7 +115,7 @@ impl Knobs<'_> {
     }
 }
 
-impl Rival {
+impl PeerRule {
     /// A rule with its product's defaults, and a target to be looked for.
     pub fn plain(kind: Kind) -> Self {
         Self { kind, given: Vec::new() }
@@ -145,22 +145,22 @@ impl Rival {
     }
 }
 
-impl FromStr for Rival {
-    type Err = RivalError;
+impl FromStr for PeerRule {
+    type Err = PeerRuleError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (name, knobs) = text.split_once(':').unwrap_or((text, ""));
         let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
-        let kind = kind.ok_or_else(|| RivalError::Name(name.to_owned()))?;
+        let kind = kind.ok_or_else(|| PeerRuleError::Name(name.to_owned()))?;
         let given = knobs.split(',').filter(|knob| !knob.is_empty()).map(|knob| given(kind, knob));
         Ok(Self { kind, given: given.collect::<Result<_, _>>()? })
     }
 }
 
-fn given(kind: Kind, text: &str) -> Result<(&'static str, f64), RivalError> {
+fn given(kind: Kind, text: &str) -> Result<(&'static str, f64), PeerRuleError> {
     let (knob, value) = text.split_once('=').unwrap_or((text, ""));
     let known = kind.knobs().iter().map(|(name, _)| *name);
-    let name = known.clone().find(|name| *name == knob).ok_or_else(|| RivalError::Knob {
+    let name = known.clone().find(|name| *name == knob).ok_or_else(|| PeerRuleError::Knob {
         rule: kind.name(),
         knob: knob.to_owned(),
         known: known.collect::<Vec<_>>().join(", "),
@@ -169,7 +169,7 @@ fn given(kind: Kind, text: &str) -> Result<(&'static str, f64), RivalError> {
     let number = number.filter(|number| name != "target" || *number > 0.0);
     number
         .map(|number| (name, number))
-        .ok_or_else(|| RivalError::Value { knob: knob.to_owned(), value: value.to_owned() })
+        .ok_or_else(|| PeerRuleError::Value { knob: knob.to_owned(), value: value.to_owned() })
 }
 
 #[cfg(test)]
@@ -178,19 +178,19 @@ mod tests {
 
     #[test]
     fn knobs_are_the_rules_own_and_the_rest_stays_at_its_default() {
-        let rival: Rival = "kpa:target=70,scaleDownDelay=300".parse().unwrap();
+        let rival: PeerRule = "kpa:target=70,scaleDownDelay=300".parse().unwrap();
         assert_eq!(
             (rival.kind, rival.target(), rival.label().as_str()),
             (Kind::Kpa, Some(70.0), "kpa:scaleDownDelay=300")
         );
         let knobs = Knobs { rival: &rival, target: 70.0 };
         assert_eq!(["target", "scaleDownDelay", "stableWindow"].map(|name| knobs.get(name)), [70.0, 300.0, 60.0]);
-        assert_eq!("wva-v2".parse(), Ok(Rival::plain(Kind::WvaV2)));
+        assert_eq!("wva-v2".parse(), Ok(PeerRule::plain(Kind::WvaV2)));
     }
 
     #[test]
     fn what_is_no_rule_says_what_there_is() {
-        let refusal = |text: &str| text.parse::<Rival>().unwrap_err().to_string();
+        let refusal = |text: &str| text.parse::<PeerRule>().unwrap_err().to_string();
         assert!(refusal("keda").starts_with("no rule is called \"keda\": use hpa-queue, kpa, wva or wva-v2"));
         assert!(refusal("kpa:delay=3").starts_with("kpa has no knob \"delay\": it has target, stableWindow"));
         assert_eq!(refusal("kpa:target=0"), "target is \"0\": use a number of at least 0, and a target above 0");

@@ -12,7 +12,7 @@ const PEAKS_KEPT: usize = 16;
 /// See the module.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(transparent)]
-pub struct Hold {
+pub struct RecentPeaks {
     peaks: Vec<Peak>,
 }
 
@@ -25,7 +25,7 @@ struct Peak {
     replicas: u32,
 }
 
-impl Hold {
+impl RecentPeaks {
     /// What has a later date gets this one.
     pub fn not_after(&mut self, now_ms: u64) {
         for peak in &mut self.peaks {
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn a_peak_is_remembered_for_the_whole_time_and_then_forgotten() {
-        let mut hold = Hold::default();
+        let mut hold = RecentPeaks::default();
         assert_eq!(hold.keep(8, HOLD_MS, 0), 8);
         assert_eq!(hold.keep(2, HOLD_MS, HOLD_MS - 1), 8);
         assert_eq!(hold.keep(2, HOLD_MS, HOLD_MS), 2);
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_need_that_lasts_is_as_old_as_its_last_moment() {
-        let mut hold = Hold::default();
+        let mut hold = RecentPeaks::default();
         (0..=30).for_each(|tick| assert_eq!(hold.keep(5, HOLD_MS, tick * 2000), 5));
         assert_eq!(hold.keep(1, HOLD_MS, 60_000 + HOLD_MS - 1), 5);
         assert_eq!(hold.keep(1, HOLD_MS, 60_000 + HOLD_MS), 1);
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn a_peak_is_forgotten_at_most_one_bucket_late_however_often_is_asked() {
-        let mut hold = Hold::default();
+        let mut hold = RecentPeaks::default();
         hold.keep(8, HOLD_MS, 0);
         // The bucket of ten seconds that it shares with smaller needs is as old as the last of them.
         let kept_until = (1..100).map(|tick| tick * 2000).find(|now_ms| hold.keep(2, HOLD_MS, *now_ms) == 2);
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_went_back_keeps_no_peak_longer() {
-        let mut hold = Hold::default();
+        let mut hold = RecentPeaks::default();
         hold.keep(8, HOLD_MS, 10_000 * HOLD_MS);
         hold.not_after(0);
         assert_eq!(hold.keep(2, HOLD_MS, HOLD_MS - 1), 8);
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn its_size_is_bounded_even_when_the_time_grows() {
-        let mut hold = Hold::default();
+        let mut hold = RecentPeaks::default();
         let sizes = (0..10_000_u64).map(|tick| {
             let hold_ms = if tick < 5_000 { HOLD_MS } else { 50 * HOLD_MS };
             hold.keep((tick % 7) as u32, hold_ms, tick * 2000);
