@@ -104,8 +104,9 @@ fn http_threads() -> usize {
 }
 
 async fn serve(args: &Args, settings: Settings) -> anyhow::Result<u8> {
-    let listener = listen(args.host, args.port)?;
+    // In this order: who finds the public port alone knows that it is no agent of this release.
     let admin_listener = listen(args.host, args.admin_port())?;
+    let listener = listen(args.host, args.port)?;
     let (address, admin) = (listener.local_addr()?, admin_listener.local_addr()?);
     tracing::info!(%address, %admin, source = settings.source, revision = settings.revision, "listening");
 

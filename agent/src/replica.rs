@@ -11,7 +11,7 @@ use std::{
 
 use stoker_crds::{
     accounts,
-    contract::{AgentPhase, LoadReport, ModelReport},
+    contract::{AgentPhase, LoadReport, ModelReport, PROTOCOL},
     description::{Description, MemoryReport},
     history::LoadHistory,
     intent::Want,
@@ -349,6 +349,7 @@ impl Replica {
         life.up_ms = self.up_ms().max(life.up_ms + 1);
         let load = self.engine_load().unwrap_or_default();
         LoadReport {
+            protocol: PROTOCOL,
             time_ms: unix_time().as_millis() as u64,
             start_id: self.start_id.clone(),
             up_ms: life.up_ms,

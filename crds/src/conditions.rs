@@ -62,6 +62,10 @@ pub const REASON_NAME_TAKEN: &str = "NameTaken";
 pub const REASON_REFUSED: &str = "ChildRefused";
 /// The agent could not load the model; the message has path and reason.
 pub const REASON_MODEL_LOAD_FAILED: &str = "ModelLoadFailed";
+/// A replica's agent is of an older release than the operator: it cannot be read, or does not come to serve; the message says what to do.
+pub const REASON_OLDER_AGENT: &str = "OlderAgent";
+/// A replica's agent is of a newer release than the operator: what it says is not believed.
+pub const REASON_NEWER_AGENT: &str = "NewerAgent";
 /// The model is on its way from its hub; the message says how far.
 pub const REASON_FETCHING: &str = "FetchingModel";
 /// The model could not be fetched; the message says what to change.

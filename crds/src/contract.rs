@@ -23,6 +23,10 @@ pub const CONFIG_FILE: &str = "agent.json";
 pub const SPEC_FILE: &str = "spec.json";
 /// Tokens in one KV block. One definition for agent, operator and router.
 pub const KV_BLOCK_TOKENS: u32 = 16;
+/// What an operator and its agents rely on in each other: ports, what kubelets ask there, arguments, configuration, reports and orders. Raised
+/// when a pod as operators make it from now on would not live with an agent of before; reports stay readable, so that it can be told why.
+/// 0: agents that say nothing of it. 1: the admin port says whether a process lives, and is there before the public one.
+pub const PROTOCOL: u32 = 1;
 /// Ranks that share a model at most: GPUs of one machine that reach each other's memory.
 pub const TENSOR_PARALLEL_MAX: u32 = 8;
 
@@ -192,6 +196,9 @@ pub enum AgentPhase {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LoadReport {
+    /// [`PROTOCOL`] of the agent's release.
+    #[serde(default)]
+    pub protocol: u32,
     /// Unix time of the reading in milliseconds, by the agent's clock.
     pub time_ms: u64,
     /// Random per process start: counters restart when it changes.
@@ -310,6 +317,7 @@ impl LoadReport {
     /// A ready agent without work that has told nothing yet: what stand-ins and tests start from.
     pub fn idle(total_blocks: u32) -> Self {
         Self {
+            protocol: PROTOCOL,
             time_ms: 0,
             start_id: String::new(),
             up_ms: 0,

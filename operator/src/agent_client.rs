@@ -68,6 +68,12 @@ pub enum AgentError {
     /// Nobody answered in time.
     #[error("no answer within {} s", .0.as_secs())]
     Timeout(Duration),
+    /// Nobody listens.
+    #[error("connection refused")]
+    Refused,
+    /// Clients are listened to and the operator is not, which no agent of this release does.
+    #[error("no admin port beside the public one: an agent of an older release")]
+    NoAdminPort,
     /// The connection failed.
     #[error("{0}")]
     Connection(String),
@@ -90,7 +96,16 @@ pub enum AgentError {
 impl AgentClient {
     /// Reads the load of the agent at `ip`.
     pub async fn load(&self, ip: &str) -> Result<LoadReport, AgentError> {
-        self.ask(ip, &request(Method::GET, &address(ip, ADMIN_PORT), "/v1/load", "", b""), REPORT_BYTES_MAX).await
+        let request = request(Method::GET, &address(ip, ADMIN_PORT), "/v1/load", "", b"");
+        let ask = || self.ask(ip, &request, REPORT_BYTES_MAX);
+        match ask().await {
+            // An agent that starts has its admin port first: where clients are listened to now, it is there when it is asked again.
+            Err(AgentError::Refused) if takes_clients(ip).await => match ask().await {
+                Err(AgentError::Refused) => Err(AgentError::NoAdminPort),
+                answered => answered,
+            },
+            answered => answered,
+        }
     }
 
     /// Reads what the agent at `ip` remembers of its load. Agents of before remember nothing: 404.
@@ -286,8 +301,15 @@ fn head_of(read: &[u8]) -> io::Result<Option<Head>> {
     Ok(Some(Head { status, bytes, length, closes }))
 }
 
+async fn takes_clients(ip: &str) -> bool {
+    timeout(ANSWER_TIMEOUT, TcpStream::connect(inference_address(ip))).await.is_ok_and(|connected| connected.is_ok())
+}
+
 fn failed(error: io::Error) -> AgentError {
-    AgentError::Connection(error.to_string())
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => AgentError::Refused,
+        _ => AgentError::Connection(error.to_string()),
+    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use stoker_replica::{Replica, Stage, Trouble};
 use crate::{
     apply::{Applied, Refusal},
     plan::Plan,
+    release,
 };
 
 /// What keeps a deployment from serving.
@@ -136,7 +137,14 @@ fn refused(refusal: &Refusal) -> Cause {
 }
 
 fn pod_cause(pod: &Replica, scene: &Scene<'_>) -> Option<Cause> {
-    let (trouble, severity) = match &pod.pod.stage {
+    let of_release = release::of_starting(pod).map(|trouble| (trouble, Severity::CannotStart));
+    let (trouble, severity) = of_release.or_else(|| of_stage(pod, scene))?;
+    let message = format!("pod {}: {}", pod.pod.name, trouble.message);
+    Some(Cause { trouble: Trouble::new(trouble.reason, message), severity })
+}
+
+fn of_stage(pod: &Replica, scene: &Scene<'_>) -> Option<(Trouble, Severity)> {
+    Some(match &pod.pod.stage {
         Stage::Serving | Stage::Finished { .. } | Stage::Leaving => return None,
         Stage::Unscheduled { trouble, .. } => (trouble.clone(), Severity::NoRoom),
         Stage::Blocked(trouble) => (trouble.clone(), blocked_severity(trouble)),
@@ -145,9 +153,7 @@ fn pod_cause(pod: &Replica, scene: &Scene<'_>) -> Option<Cause> {
         Stage::Faltering { trouble, .. } => {
             (Trouble::new(conditions::REASON_NOT_READY, &trouble.message), Severity::Faltering)
         }
-    };
-    let message = format!("pod {}: {}", pod.pod.name, trouble.message);
-    Some(Cause { trouble: Trouble::new(trouble.reason, message), severity })
+    })
 }
 
 fn preparing(trouble: &Trouble, since: Timestamp, scene: &Scene<'_>) -> (Trouble, Severity) {
@@ -194,7 +200,7 @@ fn so_far(fetch: FetchReport) -> String {
 
 fn blocked_severity(trouble: &Trouble) -> Severity {
     match trouble.reason.as_str() {
-        "CrashLoopBackOff" => Severity::Crashing,
+        release::CRASHES => Severity::Crashing,
         conditions::REASON_MODEL_FETCH_FAILED => Severity::ModelFailed,
         _ => Severity::CannotStart,
     }

@@ -42,6 +42,7 @@ mod prefetch;
 pub mod probe;
 pub mod readings;
 pub mod refused;
+mod release;
 pub mod revision;
 mod rollback;
 pub mod rollout;

@@ -8,6 +8,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use hyper::StatusCode;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::{
     ResourceExt,
@@ -116,8 +117,7 @@ impl Probe {
         };
         let heard = match &answer {
             Ok(report) => Answer::Report(report),
-            Err(AgentError::Body(_) | AgentError::Status { .. }) => Answer::NotAReport,
-            Err(AgentError::Timeout(_) | AgentError::Connection(_) | AgentError::Prompts(_)) => Answer::Silence,
+            Err(error) => heard(error),
         };
         let kind = self.readings.hear(&target.uid, heard, &target.revision, self.readings.now());
         self.metrics.probe_reads.with_label_values(&[kind]).inc();
@@ -134,7 +134,7 @@ impl Probe {
             return;
         }
         match self.agents.description(&target.ip).await {
-            Err(AgentError::Timeout(_) | AgentError::Connection(_)) => {}
+            Err(AgentError::Timeout(_) | AgentError::Refused | AgentError::Connection(_)) => {}
             told => self.readings.describe(&target.uid, moment, told.unwrap_or_default()),
         }
     }
@@ -216,6 +216,17 @@ impl Probe {
             }
         };
         self.pods.state().iter().filter_map(party).collect()
+    }
+}
+
+/// What it means for a reading that there is no report.
+fn heard(error: &AgentError) -> Answer<'static> {
+    match error {
+        AgentError::NoAdminPort | AgentError::Status { status: StatusCode::NOT_FOUND, .. } => Answer::OlderAgent,
+        AgentError::Body(_) | AgentError::Status { .. } => Answer::NotAReport,
+        AgentError::Timeout(_) | AgentError::Refused | AgentError::Connection(_) | AgentError::Prompts(_) => {
+            Answer::Silence
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use stoker_crds::{
     contract::{AgentPhase, FetchReport, LoadReport},
     description::Description,
 };
-use stoker_replica::{Answer, Expected, Judge, Reading};
+use stoker_replica::{Answer, Expected, Judge, OtherRelease, Reading};
 
 use crate::clock::Clock;
 
@@ -60,6 +60,7 @@ pub struct Signature {
     preempts: bool,
     commit: Option<String>,
     fetched_twentieths: u64,
+    other_release: Option<OtherRelease>,
     description: Option<Arc<Description>>,
 }
 
@@ -149,7 +150,8 @@ impl Readings {
 impl Signature {
     fn of(reading: &Reading) -> Self {
         let (kind, preempts) = (reading.sight().kind(), reading.preemptions_last_minute() > 0);
-        let Some(report) = reading.report() else { return Self { kind, preempts, ..Self::default() } };
+        let other_release = reading.other_release();
+        let Some(report) = reading.report() else { return Self { kind, preempts, other_release, ..Self::default() } };
         Self {
             kind,
             phase: Some(report.phase),
@@ -159,6 +161,7 @@ impl Signature {
             preempts,
             commit: report.model.as_ref().map(|model| model.commit.clone()),
             fetched_twentieths: report.model.as_ref().and_then(|model| model.fetch).map_or(0, twentieths),
+            other_release,
             description: None,
         }
     }

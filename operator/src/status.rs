@@ -99,7 +99,7 @@ pub fn status_of(round: &Round<'_>, now: Timestamp) -> Outlook {
         (READY, zero.said_with(ready(&counts, cause.as_ref(), plan))),
         (AVAILABLE, zero.said_with(available(&counts))),
         (PROGRESSING, progressing(&counts, plan)),
-        (DEGRADED, degraded(cause.as_ref(), &strays)),
+        (DEGRADED, degraded(cause.as_ref(), round, &strays)),
     ];
     let verdicts = verdicts.map(|(type_, verdict)| {
         let verdict = by_budget(type_, verdict, *granted);

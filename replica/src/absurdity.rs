@@ -28,6 +28,10 @@ pub enum Absurdity {
     Phase,
     /// Its process ended since it was last believed.
     Down,
+    /// It takes clients and has nothing where its load would be read: an agent of an older release, or none.
+    OlderAgent,
+    /// It speaks a protocol that is to come.
+    NewerAgent,
 }
 
 impl Absurdity {
@@ -44,6 +48,8 @@ impl Absurdity {
             Self::Revision => "runs another revision than its pod",
             Self::Phase => "serves no load in its phase",
             Self::Down => "does not run, or was just started again",
+            Self::OlderAgent => "runs an agent of an older release, which does not say its load",
+            Self::NewerAgent => "runs an agent of a newer release, whose protocol is not known here",
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use stoker_cost::Spent;
-use stoker_crds::contract::{AgentPhase, LoadReport};
+use stoker_crds::contract::{AgentPhase, LoadReport, PROTOCOL};
 
 use crate::{
     absurdity::Absurdity,
@@ -28,6 +28,8 @@ pub enum Answer<'a> {
     Report(&'a LoadReport),
     /// Something else: HTML, an error status, half a body.
     NotAReport,
+    /// Nobody says a load there, of a process that takes clients.
+    OlderAgent,
     /// Nothing within the timeout.
     Silence,
 }
@@ -52,6 +54,18 @@ pub struct Counted {
     pub preemptions: u64,
     /// Work that was done, and of whom; nothing of agents that do not say.
     pub spent: Spent,
+}
+
+/// An agent of another release than whoever asks it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum OtherRelease {
+    /// Of a release in which less is relied on.
+    Older {
+        /// Its load can be read all the same.
+        is_read: bool,
+    },
+    /// Of one that is to come: what it says may mean something else.
+    Newer,
 }
 
 /// See the module.
@@ -80,6 +94,7 @@ impl Judge {
         match answer {
             Answer::Silence => {}
             Answer::NotAReport => self.doubt = Some(Absurdity::NotAReport),
+            Answer::OlderAgent => self.doubt = Some(Absurdity::OlderAgent),
             Answer::Report(report) => match absurdity(report, self.last(), expected.revision) {
                 Some(absurdity) => self.doubt = Some(absurdity),
                 None => self.believe(report, expected.now_ms),
@@ -102,6 +117,15 @@ impl Judge {
                 age_ms if age_ms > FRESH_FOR_MS => Sight::Stale { age_ms },
                 _ => Sight::Fresh(report),
             },
+        }
+    }
+
+    /// Of which other release its agent is, as it last showed. A pod keeps its image, so it holds whatever became of the process since.
+    pub fn other_release(&self) -> Option<OtherRelease> {
+        match self.doubt {
+            Some(Absurdity::OlderAgent) => Some(OtherRelease::Older { is_read: false }),
+            Some(Absurdity::NewerAgent) => Some(OtherRelease::Newer),
+            _ => self.last().filter(|last| last.protocol < PROTOCOL).map(|_| OtherRelease::Older { is_read: true }),
         }
     }
 
@@ -177,6 +201,9 @@ fn open(report: &LoadReport) -> i64 {
 
 /// Why a report cannot be true, or not be of now. `before` is the last believed one of the same replica.
 fn absurdity(report: &LoadReport, before: Option<&LoadReport>, revision: &str) -> Option<Absurdity> {
+    if report.protocol > PROTOCOL {
+        return Some(Absurdity::NewerAgent);
+    }
     if report.revision != revision {
         return Some(Absurdity::Revision);
     }
@@ -285,7 +312,8 @@ mod tests {
     fn each_lie_has_its_name() {
         use Absurdity::*;
         type Lie = fn(&mut LoadReport);
-        let lies: [(Lie, Absurdity); 14] = [
+        let lies: [(Lie, Absurdity); 15] = [
+            (|report| report.protocol = PROTOCOL + 1, NewerAgent),
             (|report| report.revision = "r2".to_owned(), Revision),
             (|report| report.ttft_p95_seconds = Some(f64::NAN), NotANumber),
             (|report| report.itl_p95_seconds = Some(-0.1), NotANumber),
@@ -305,6 +333,27 @@ mod tests {
             assert_eq!(said_after_two_seconds(lie), Err(name));
         }
         assert_eq!(said_after_two_seconds(|_| {}), Ok(()));
+    }
+
+    #[test]
+    fn an_agent_of_another_release_is_known_by_what_it_last_showed() {
+        let older = |is_read| Some(OtherRelease::Older { is_read });
+        let expected = |second: u64| Expected { revision: "r1", now_ms: NOW_MS + 1000 * second };
+        let mut judge = judge();
+        assert_eq!(judge.other_release(), None);
+        hear(&mut judge, 2, |report| report.protocol = 0);
+        assert!(matches!(judge.sight(NOW_MS + 2000), Sight::Fresh(_)), "what it says is believed");
+        assert_eq!(judge.other_release(), older(true));
+        judge.hear(Answer::Silence, expected(20));
+        assert_eq!(judge.other_release(), older(true), "between two starts, too");
+        judge.hear(Answer::OlderAgent, expected(22));
+        assert_eq!(judge.sight(NOW_MS + 22_000), Sight::Absurd(Absurdity::OlderAgent));
+        judge.hear(Answer::Silence, expected(24));
+        assert_eq!(judge.other_release(), older(false));
+        hear(&mut judge, 26, |report| report.protocol = PROTOCOL + 1);
+        assert_eq!(judge.other_release(), Some(OtherRelease::Newer));
+        hear(&mut judge, 28, |_| {});
+        assert_eq!(judge.other_release(), None);
     }
 
     #[test]

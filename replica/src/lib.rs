@@ -16,7 +16,7 @@ mod replica;
 
 pub use absurdity::{Absurdity, NotFresh};
 pub use intent::Intent;
-pub use judge::{Answer, Counted, Expected, FRESH_FOR_MS, Judge};
+pub use judge::{Answer, Counted, Expected, FRESH_FOR_MS, Judge, OtherRelease};
 pub use pod::{Needs, ObservedPod, Stage, Trouble};
 pub use reading::{Reading, Sight};
 pub use replica::Replica;

@@ -4,7 +4,7 @@ use stoker_crds::contract::{AgentPhase, LoadReport};
 
 use crate::{
     absurdity::{Absurdity, NotFresh},
-    judge::{Answer, Expected, Judge},
+    judge::{Answer, Expected, Judge, OtherRelease},
 };
 
 /// See the module. The default was never asked.
@@ -71,6 +71,11 @@ impl Reading {
         Self::default().after(Answer::Silence, "")
     }
 
+    /// A reading of an agent that takes clients and has no load to read.
+    pub fn of_older_agent() -> Self {
+        Self::default().after(Answer::OlderAgent, "")
+    }
+
     fn after(mut self, answer: Answer<'_>, revision: &str) -> Self {
         self.judge.hear(answer, Expected { revision, now_ms: self.now_ms });
         self
@@ -87,6 +92,11 @@ impl Reading {
             Sight::Fresh(report) => Some(report),
             Sight::Stale { .. } | Sight::Absurd(_) | Sight::Missing | Sight::Unread => None,
         }
+    }
+
+    /// Of which other release its agent is.
+    pub fn other_release(&self) -> Option<OtherRelease> {
+        self.judge.other_release()
     }
 
     /// Preemptions within the last minute.

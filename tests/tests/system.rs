@@ -53,6 +53,7 @@ mod operator_node_loss;
 mod operator_pools;
 mod operator_process;
 mod operator_refused;
+mod operator_releases;
 mod operator_repairs;
 mod operator_rollback;
 mod operator_rollouts;

@@ -6,7 +6,10 @@ use kube::ResourceExt;
 use stoker_crds::conditions;
 use stoker_replica::{Intent, Needs, ObservedPod, Reading, Replica, Stage, Trouble};
 
-use crate::desired::{AGENT_CONTAINER, FETCH_CONTAINER, claims, labels};
+use crate::{
+    desired::{AGENT_CONTAINER, FETCH_CONTAINER, claims, labels},
+    release,
+};
 
 /// How an agent's last sentence begins.
 const AGENT_SAYS: &str = "stoker-agent: ";
@@ -138,6 +141,9 @@ fn fetching(status: &PodStatus) -> Option<Stage> {
 /// The fetcher's last words say what to change.
 pub(super) fn not_fetched(ended: Option<&ContainerStateTerminated>) -> Trouble {
     let message = ended.and_then(|ended| ended.message.as_deref()).unwrap_or_default().trim();
+    if let Some(trouble) = release::of_ended(message) {
+        return trouble;
+    }
     let last = message.lines().last().map(|line| line.trim_start_matches("stoker-agent: "));
     let code = ended.map_or(0, |ended| ended.exit_code);
     let silent = format!("the fetcher ended with exit code {code} and said nothing");
@@ -199,14 +205,15 @@ fn container_stage(container: &ContainerStatus, ready: Option<&PodCondition>) ->
 /// The trouble of a container that ended, with its exit code and last words.
 fn crashed(container: &ContainerStatus, ended: Option<&ContainerStateTerminated>) -> Trouble {
     let restarts = container.restart_count;
+    let last_words = last_words(ended.and_then(|ended| ended.message.as_deref()).unwrap_or_default());
+    if let Some(trouble) = release::of_ended(last_words) {
+        return trouble;
+    }
     let message = match ended {
         None => format!("the agent ended, {restarts} restarts"),
-        Some(ended) => {
-            let last_words = last_words(ended.message.as_deref().unwrap_or_default());
-            format!("the agent ended with {}, {restarts} restarts: {last_words}", exit_code(ended))
-        }
+        Some(ended) => format!("the agent ended with {}, {restarts} restarts: {last_words}", exit_code(ended)),
     };
-    Trouble::new("CrashLoopBackOff", message.trim_end_matches([':', ' ']))
+    Trouble::new(release::CRASHES, message.trim_end_matches([':', ' ']))
 }
 
 /// With what a container ended: the number, and what it stands for.

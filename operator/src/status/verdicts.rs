@@ -15,6 +15,7 @@ use crate::{
     budgets::{Granted, granted_verdict},
     cause::Cause,
     plan::Plan,
+    release,
     rollout::Strategy,
     verdict::Verdict,
 };
@@ -109,10 +110,15 @@ fn rolling_reason(plan: &Plan) -> &'static str {
     }
 }
 
-/// A stray is nobody's lack, and somebody should still know.
-pub(super) fn degraded(cause: Option<&Cause>, strays: &[String]) -> Verdict {
-    match (cause.filter(|cause| cause.is_stuck()), strays.first()) {
-        (Some(cause), _) => Verdict { value: true, trouble: cause.trouble.clone() },
+/// A stray and an agent of another release are nobody's lack, and somebody should still know.
+pub(super) fn degraded(cause: Option<&Cause>, round: &Round<'_>, strays: &[String]) -> Verdict {
+    let of_release = || {
+        let replicas = &round.observed.replicas;
+        replicas.iter().find_map(|replica| release::of_serving(replica, &round.desired.revision))
+    };
+    let trouble = cause.filter(|cause| cause.is_stuck()).map(|cause| cause.trouble.clone()).or_else(of_release);
+    match (trouble, strays.first()) {
+        (Some(trouble), _) => Verdict { value: true, trouble },
         (None, Some(stray)) => Verdict::new(
             true,
             conditions::REASON_STRAY_POD,

@@ -1,6 +1,6 @@
 //! Our rule in the simulator: replicas answer with the load reports an agent would send, and [`decide_scale`] decides.
 
-use stoker_crds::contract::{AgentPhase, LoadReport};
+use stoker_crds::contract::{AgentPhase, LoadReport, PROTOCOL};
 use stoker_scaling::{
     ASSUMED_START_SECONDS, Answer, DecisionRecord, Expected, Held, LoadWindow, ScaleState, ScalingSpec, Standby,
     Standing, StartTimes, decide_scale,
@@ -103,6 +103,7 @@ fn load_report(member: &Member, now_ms: u64) -> LoadReport {
     let referenced_blocks = replica.referenced_blocks();
     let total_blocks = replica.total_blocks();
     LoadReport {
+        protocol: PROTOCOL,
         time_ms: now_ms,
         up_ms: now_ms,
         intent: None,

@@ -11,7 +11,7 @@
 //! (as the agent of another pod would), `falling` (the more it does the less its steps cost), `endless` (a cost that is no number),
 //! `forgets` (work counted before is gone); `untold` says nothing of steps, as older agents; or answer badly: `late`, `slow` (its body in pieces), `cut` (in the middle); any other
 //! kind tells the truth again. `deaf` takes no orders from then on. `GET /busy-readings` says how often its load was read
-//! while it streamed.
+//! while it streamed. `--release` makes it one of before or to come, as far as an operator notices.
 
 use std::{
     path::{Path, PathBuf},
@@ -35,13 +35,13 @@ use axum::{
     response::{Html, IntoResponse, Response},
     routing::{get, post, put},
 };
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 use stoker_agent::intent::{Authority, Receiver, Taken, authentic, take};
 use stoker_cost::{Spent, StepCost, StepReport, StepWork};
 use stoker_crds::{
-    contract::{ADMIN_PORT, AGENT_PORT, AgentConfig, AgentPhase, DrainSettings, LoadReport},
+    contract::{ADMIN_PORT, AGENT_PORT, AgentConfig, AgentPhase, DrainSettings, LoadReport, PROTOCOL},
     description::{DESCRIPTION_PATH, Description},
     history::{HISTORY_PATH, LoadHistory},
     intent::{INTENT_PATH, POD_UID_VARIABLE, SIGNATURE_HEADER, Want},
@@ -91,6 +91,30 @@ struct Args {
     pod_uid: Option<String>,
     #[arg(long, env = "STOKER_HOST", default_value = "0.0.0.0")]
     host: String,
+    #[arg(long, value_enum, default_value_t)]
+    release: Release,
+}
+
+/// Of which release it is.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, ValueEnum)]
+enum Release {
+    /// It has no admin port.
+    BeforeOrders,
+    /// Its admin port does not say whether it lives.
+    BeforeLiveness,
+    #[default]
+    Now,
+    ToCome,
+}
+
+impl Release {
+    fn protocol(self) -> u32 {
+        match self {
+            Self::BeforeOrders | Self::BeforeLiveness => 0,
+            Self::Now => PROTOCOL,
+            Self::ToCome => PROTOCOL + 1,
+        }
+    }
 }
 
 /// A median in seconds.
@@ -135,6 +159,7 @@ fn number_of(source: &str, word: &str) -> Option<f64> {
 }
 
 struct Agent {
+    release: Release,
     config: AgentConfig,
     /// How much less likely it finds every token than others do.
     drift: f64,
@@ -195,6 +220,7 @@ async fn run(args: &Args) -> Result<ExitCode> {
     let agent = Arc::new(Agent {
         drift: number_of(&config.model.source, "drifts").unwrap_or(0.0) / 100.0,
         slowness: number_of(&config.model.source, "slower").unwrap_or(1.0),
+        release: args.release,
         config,
         loads,
         error,
@@ -214,15 +240,25 @@ async fn run(args: &Args) -> Result<ExitCode> {
         memory: Mutex::default(),
     });
     tokio::spawn(remember(agent.clone()));
+    let admin = match args.release {
+        Release::BeforeOrders => None,
+        _ => Some(TcpListener::bind((args.host.as_str(), ADMIN_PORT)).await.context("listen")?),
+    };
     let listener = TcpListener::bind((args.host.as_str(), AGENT_PORT)).await.context("listen")?;
-    let admin = TcpListener::bind((args.host.as_str(), ADMIN_PORT)).await.context("listen")?;
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
         served = async { axum::serve(listener, routes(agent.clone())).await } => served?,
-        served = async { axum::serve(admin, admin_routes(agent.clone())).await } => served?,
+        served = serve_admin(admin, agent.clone()) => served?,
         () = async { terminate.recv().await; agent.drained().await } => {}
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn serve_admin(listener: Option<TcpListener>, agent: Shared) -> std::io::Result<()> {
+    match listener {
+        Some(listener) => axum::serve(listener, admin_routes(agent)).await,
+        None => std::future::pending().await,
+    }
 }
 
 fn routes(agent: Shared) -> Router {
@@ -238,8 +274,11 @@ fn routes(agent: Shared) -> Router {
 }
 
 fn admin_routes(agent: Shared) -> Router {
-    Router::new()
-        .route("/healthz", get(|| async { "ok" }))
+    let liveness = match agent.release {
+        Release::BeforeLiveness => Router::new(),
+        _ => Router::new().route("/healthz", get(|| async { "ok" })),
+    };
+    liveness
         .route("/v1/load", get(load))
         .route(HISTORY_PATH, get(history))
         .route(DESCRIPTION_PATH, get(description))
@@ -393,6 +432,7 @@ async fn report(agent: &Agent) -> LoadReport {
     let referenced = (running * BLOCKS_PER_STREAM).min(TOTAL_BLOCKS);
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     LoadReport {
+        protocol: agent.release.protocol(),
         time_ms: u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX),
         start_id: agent.start_id.clone(),
         up_ms: up_ms(agent),
