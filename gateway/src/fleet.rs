@@ -159,6 +159,11 @@ impl Fleet {
         members.chain(self.left.iter().map(|left| (left.uid.as_str(), &left.vital)))
     }
 
+    /// Slots of replicas in the prefix index, by the UIDs of their pods.
+    pub fn slots(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.members().map(|member| (member.uid.as_str(), member.slot))
+    }
+
     fn members(&self) -> impl Iterator<Item = &Member> {
         self.deployments.iter().flat_map(|deployment| &deployment.members)
     }

@@ -13,10 +13,13 @@ use std::{
 
 use axum::http::{Request, Response};
 use bytes::Bytes;
-use stoker_crds::endpoints::{EndpointState, Endpoints};
+use stoker_crds::{
+    endpoints::{EndpointState, Endpoints},
+    in_flight::SentPrompt,
+};
 use stoker_edge::{cors::AllowedOrigin, spans::SpanLine};
-use stoker_routing::{Ask, Choice, PrefixIndex, Rules, Source, route, scores};
-use tokio::sync::{Notify, Semaphore, futures::Notified, watch};
+use stoker_routing::{Ask, Capacity, Choice, PrefixIndex, ReplicaView, Rules, Sent, Source, route, scores};
+use tokio::sync::{Notify, Semaphore, broadcast, futures::Notified, watch};
 
 use crate::{
     asked::Asked,
@@ -92,6 +95,8 @@ pub struct Gateway {
     /// Streams of what it has on replicas that may be read at the same time.
     pub(crate) tellings: Arc<Semaphore>,
     in_flight_changed: Arc<Notify>,
+    /// Prompts that it sends, for other gateways.
+    sent: broadcast::Sender<SentPrompt>,
     upstream: Upstream,
     spans: OnceLock<SpanLine>,
     fleet: watch::Sender<Arc<Fleet>>,
@@ -113,6 +118,9 @@ pub struct Gateway {
 /// Each is a name in metrics and an account of its limits for as long as the process lives.
 const NAMED_BY_TOKENS_MAX: usize = 10_000;
 
+/// Prompts that are kept for who tells them, a line a millisecond.
+const SENT_KEPT: usize = 1024;
+
 /// Who may ask, and whose tokens say who asks.
 #[derive(Clone, Debug)]
 pub struct Admission {
@@ -132,6 +140,26 @@ pub struct Routed<'a> {
     pub choice: Choice,
 }
 
+/// What each replica that may be chosen can hold, by its slot.
+struct Capacities(Vec<Capacity>);
+
+impl Capacities {
+    fn of(members: &[&Member], views: &[ReplicaView]) -> Self {
+        let n_slots = members.iter().map(|member| member.slot + 1).max().unwrap_or_default();
+        let mut capacities = vec![Capacity::default(); n_slots as usize];
+        for (member, view) in members.iter().zip(views) {
+            let waiting_tokens = view.load.prefill_tokens;
+            capacities[member.slot as usize] = Capacity { kv_blocks: member.kv_blocks(), waiting_tokens };
+        }
+        Self(capacities)
+    }
+
+    /// Nothing where it may not be chosen.
+    fn of_slot(&self, slot: u32) -> Capacity {
+        self.0.get(slot as usize).copied().unwrap_or_default()
+    }
+}
+
 impl Gateway {
     /// One that has heard of nobody yet.
     pub fn new(settings: Settings) -> prometheus::Result<Arc<Self>> {
@@ -148,6 +176,7 @@ impl Gateway {
             fleet: watch::Sender::default(),
             registry: Mutex::new(Registry::telling(Arc::clone(&in_flight_changed))),
             in_flight_changed,
+            sent: broadcast::Sender::new(SENT_KEPT),
             index: Mutex::new(PrefixIndex::bounded(prefixes_max)),
             budget: Mutex::default(),
             begun: Instant::now(),
@@ -206,13 +235,16 @@ impl Gateway {
         let begun = Instant::now();
         let now_ms = self.now_ms();
         let (members, views) = deployment.candidates(now_ms, tried);
+        let capacities = Capacities::of(&members, &views);
         let mut index = lock(&self.index);
-        let matches = index.matches(chain, now_ms, |slot| deployment.kv_blocks(slot));
+        let matches = index.matches(chain, now_ms, |slot| capacities.of_slot(slot));
         let ask = Ask { chain, session: *session, request: *request, now_ms };
         let choice = route(&ask, &views, &matches, &self.settings.rules)?;
         let member = members[choice.place];
-        index.note(chain, member.slot, choice.matched, now_ms);
+        let sent = Sent::of(chain, choice.matched);
+        index.note_sent(&sent, member.slot, now_ms);
         drop(index);
+        self.tell_sent(member, sent);
         self.metrics.route_seconds.observe(begun.elapsed().as_secs_f64());
         let host = deployment.host();
         self.metrics.routes.with_label_values(&[host.as_str(), choice.reason.word()]).inc();
@@ -227,12 +259,25 @@ impl Gateway {
         Some(Routed { member, deployment, choice })
     }
 
+    fn tell_sent(&self, member: &Member, Sent { names, new_bytes }: Sent) {
+        if self.sent.receiver_count() > 0 {
+            // Whoever listened may have left meanwhile.
+            let _ = self.sent.send(SentPrompt { uid: member.uid.clone(), names, new_bytes });
+        }
+    }
+
+    /// Prompts that it sends after this.
+    pub(crate) fn sent(&self) -> broadcast::Receiver<SentPrompt> {
+        self.sent.subscribe()
+    }
+
     /// Which replica a request would go to now, and what the choice sees of all. Remembers and counts nothing.
     pub fn foresee<'a>(&self, deployment: &'a Deployment, asked: &Asked) -> Foreseen<'a> {
         let Asked { chain, session, request, .. } = asked;
         let now_ms = self.now_ms();
         let (members, views) = deployment.candidates(now_ms, &[]);
-        let matches = lock(&self.index).matches(chain, now_ms, |slot| deployment.kv_blocks(slot));
+        let capacities = Capacities::of(&members, &views);
+        let matches = lock(&self.index).matches(chain, now_ms, |slot| capacities.of_slot(slot));
         let (ask, rules) = (Ask { chain, session: *session, request: *request, now_ms }, &self.settings.rules);
         let scores = scores(&ask, &views, &matches, rules);
         let choice = route(&ask, &views, &matches, rules);

@@ -1,5 +1,5 @@
-//! Tells other gateways what this one has on replicas, as soon as that changes: they know it after a network's tenth of a millisecond, where
-//! reports of replicas are up to two seconds old.
+//! Tells other gateways what this one has on replicas and what it sent there, as soon as that changes: they know it after a network's tenth of
+//! a millisecond, where reports of replicas are up to two seconds old, and a replica says what it holds when it has computed it.
 
 use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 
@@ -10,10 +10,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use stoker_crds::in_flight::{ALIVE_SECONDS, InFlight, ReplicaInFlight};
+use stoker_crds::in_flight::{ALIVE_SECONDS, InFlight, ReplicaInFlight, SentPrompt};
 use stoker_routing::Own;
 use tokio::{
-    sync::mpsc::{self, Sender},
+    sync::{
+        broadcast::{Receiver, error::TryRecvError},
+        mpsc::{self, Sender},
+    },
     time::{Instant, sleep, sleep_until},
 };
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
@@ -47,11 +50,13 @@ pub async fn stream(State(gateway): State<Arc<Gateway>>) -> Response {
 /// Until nobody listens, or the gateway leaves.
 async fn tell(gateway: &Gateway, lines: &Sender<Bytes>) {
     let (mut told, mut is_due, mut next) = (HashMap::new(), true, Instant::now());
+    let mut sent = gateway.sent();
     loop {
         let changed = gateway.in_flight_changes();
         let replicas = news(&mut told, gateway.fleet().vitals().map(|(uid, vital)| (uid, vital.own())));
-        if is_due || !replicas.is_empty() {
-            let Some(line) = line(InFlight { gateway: gateway.id.clone(), replicas }) else { return };
+        let prompts = since(&mut sent);
+        if is_due || !replicas.is_empty() || !prompts.is_empty() {
+            let Some(line) = line(InFlight { gateway: gateway.id.clone(), replicas, prompts }) else { return };
             if lines.send(line).await.is_err() {
                 return;
             }
@@ -71,6 +76,18 @@ fn line(said: InFlight) -> Option<Bytes> {
     let mut line = serde_json::to_vec(&said).ok()?;
     line.push(b'\n');
     Some(line.into())
+}
+
+/// Prompts that were sent since they were looked at last. Those that were too many to keep others hear of when replicas hold them.
+fn since(sent: &mut Receiver<SentPrompt>) -> Vec<SentPrompt> {
+    let mut prompts = Vec::new();
+    loop {
+        match sent.try_recv() {
+            Ok(prompt) => prompts.push(prompt),
+            Err(TryRecvError::Lagged(_)) => {}
+            Err(TryRecvError::Empty | TryRecvError::Closed) => return prompts,
+        }
+    }
 }
 
 /// What is other than it was told, and is told now.

@@ -1,4 +1,4 @@
-//! Follows what other gateways have on replicas: a stream from each that the operator names. Gateways that know of each other choose as one
+//! Follows what other gateways have on replicas and send there: a stream from each that the operator names. Gateways that know of each other choose as one
 //! would ([0039](../../docs/decisions/0039-gateways-tell-each-other.md)). What one said counts while its stream goes on; without it, choices are made by what replicas
 //! report, and no request waits for any of it.
 
@@ -8,8 +8,8 @@ use anyhow::{Context, bail};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::Request;
-use stoker_crds::in_flight::{ALIVE_SECONDS, IN_FLIGHT_PATH, InFlight};
-use stoker_routing::Own;
+use stoker_crds::in_flight::{ALIVE_SECONDS, IN_FLIGHT_PATH, InFlight, SentPrompt};
+use stoker_routing::{Own, Sent};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
@@ -109,6 +109,7 @@ struct Said {
     fleets: watch::Receiver<Arc<Fleet>>,
     /// Of the fleet that was looked at last.
     vitals: HashMap<String, Arc<Vital>>,
+    slots: HashMap<String, u32>,
     theirs: HashMap<String, Theirs>,
 }
 
@@ -117,13 +118,20 @@ impl Said {
         gateway.metrics.peers.inc();
         let mut fleets = gateway.fleets();
         fleets.mark_changed();
-        Self { gateway: Arc::clone(gateway), fleets, vitals: HashMap::new(), theirs: HashMap::new() }
+        Self {
+            gateway: Arc::clone(gateway),
+            fleets,
+            vitals: HashMap::new(),
+            slots: HashMap::new(),
+            theirs: HashMap::new(),
+        }
     }
 
     fn take(&mut self, line: InFlight) {
         if self.fleets.has_changed().unwrap_or(false) {
             let fleet = self.fleets.borrow_and_update().clone();
             self.vitals = fleet.vitals().map(|(uid, vital)| (uid.to_owned(), Arc::clone(vital))).collect();
+            self.slots = fleet.slots().map(|(uid, slot)| (uid.to_owned(), slot)).collect();
             // Of who is known no more nothing has to be known, and who came back is another.
             self.theirs.retain(|uid, theirs| self.vitals.get(uid).is_some_and(|vital| theirs.is_on(vital)));
         }
@@ -134,6 +142,17 @@ impl Said {
             match now == Own::default() {
                 true => drop(self.theirs.remove(&replica.uid)),
                 false => self.theirs.entry(replica.uid).or_insert_with(|| Theirs::on(vital)).say(now),
+            }
+        }
+        self.note(line.prompts);
+    }
+
+    /// Where these prompts went, others that begin alike may follow.
+    fn note(&self, prompts: Vec<SentPrompt>) {
+        let now_ms = self.gateway.now_ms();
+        for SentPrompt { uid, names, new_bytes } in prompts {
+            if let Some(slot) = self.slots.get(&uid) {
+                self.gateway.index().note_sent(&Sent { names, new_bytes }, *slot, now_ms);
             }
         }
     }

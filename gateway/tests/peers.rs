@@ -1,5 +1,5 @@
-//! Gateways that tell each other what they have on replicas: what one sends all count, and what one said is forgotten with it, however it ends
-//! and whatever else it says.
+//! Gateways that tell each other what they have on replicas: what one sends all count, and its prompts lead others where it sent them; what
+//! one said is forgotten with it, however it ends and whatever else it says.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,14 +10,15 @@ use std::{
 
 use axum::{Router, body::Body, http::StatusCode, routing::get};
 use futures::{StreamExt, stream};
+use serde_json::{Value, json};
 use stoker_crds::{
     endpoints::{DeploymentEndpoints, EndpointState, Endpoints, ReplicaEndpoint, WHOLE_WEIGHT},
-    in_flight::{IN_FLIGHT_PATH, InFlight, ReplicaInFlight},
+    in_flight::{IN_FLIGHT_PATH, InFlight, ReplicaInFlight, SentPrompt},
 };
 use stoker_gateway::{
     gateway::{Gateway, Settings},
     peers,
-    server::admin_router,
+    server::{admin_router, router},
     vital::{Flight, Vital},
 };
 use stoker_routing::Own;
@@ -46,6 +47,7 @@ fn endpoints(number: u64, gateways: &[String], replicas: &[&str]) -> Endpoints {
     let chat = DeploymentEndpoints {
         namespace: "default".into(),
         name: "chat".into(),
+        models: vec!["chat".into()],
         replicas: replicas.iter().map(replica).collect(),
         ..DeploymentEndpoints::default()
     };
@@ -118,6 +120,64 @@ async fn what_one_has_all_count_for_as_long_as_it_has_it() {
     until("they have ended", || vital(&gateways[0], "c").of_all() == Own::default()).await;
 }
 
+/// Where a gateway would send a prompt that begins like others, and what it thinks that replicas hold of it.
+async fn dry_run(address: &str) -> Vec<Value> {
+    let answer: Value = asked(address, "dry-run").await.json().await.unwrap();
+    answer["replicas"].as_array().unwrap().clone()
+}
+
+async fn asked(address: &str, route: &str) -> reqwest::Response {
+    let content = "The quick brown fox jumps over the lazy dog. ".repeat(40);
+    let body = json!({"model": "chat", "messages": [{"role": "user", "content": content}]});
+    let url = format!("http://{address}/v1/chat/completions");
+    reqwest::Client::new().post(url).header("x-stoker-route", route).json(&body).send().await.unwrap()
+}
+
+#[tokio::test]
+async fn where_one_sent_a_prompt_all_know_before_its_replica_says_that_it_holds_it() {
+    // An error means that another test did.
+    let _chosen_before = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
+    let gateways = town(3, &[]).await;
+    hear_each_other(&gateways, 2).await;
+    let mut addresses = Vec::new();
+    for gateway in &gateways {
+        addresses.push(served(router(Arc::clone(gateway), Router::new())).await);
+        let unknown = dry_run(addresses.last().unwrap()).await;
+        assert!(unknown.iter().all(|replica| replica["prefix"] == "none"), "{unknown:?}");
+    }
+    // Nobody answers there: both are tried, and would have held it.
+    assert_eq!(asked(&addresses[0], "explain").await.status(), 502);
+    let own = dry_run(&addresses[0]).await;
+    assert!(own.iter().all(|replica| replica["prefix"] == "predicted"), "{own:?}");
+    for address in &addresses[1..] {
+        let begun = Instant::now();
+        loop {
+            let told = dry_run(address).await;
+            let held =
+                |replica: &Value| (replica["pod"].clone(), replica["prefix"].clone(), replica["cachedTokens"].clone());
+            if told.iter().map(held).eq(own.iter().map(held)) {
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(30), "{told:?}, not as {own:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn prompts_of_replicas_that_are_not_known_are_no_harm() {
+    let prompt = |uid: &str| SentPrompt { uid: uid.into(), names: (0..300).collect(), new_bytes: u32::MAX };
+    let replica = ReplicaInFlight { uid: "a".into(), requests: 4, prefill_tokens: 1000 };
+    let prompts = vec![prompt("nobody"), prompt("a"), prompt("a")];
+    let told = written(&InFlight { gateway: "another".into(), replicas: vec![replica], prompts });
+    let gateways = town(1, &[says(vec![told], false).await]).await;
+    until("what stands beside them counts", || known(&gateways[0])[0] == (4, 1000)).await;
+    until("those of who is known are remembered", || {
+        let metrics = gateways[0].render_metrics().unwrap();
+        metrics.contains("stoker_gateway_prefixes{source=\"predicted\"} 300")
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn who_leaves_is_forgotten_and_not_followed_any_more() {
     let gateways = town(2, &[]).await;
@@ -143,8 +203,11 @@ async fn says(pieces: Vec<Vec<u8>>, ends: bool) -> String {
 
 fn line(uid: &str, requests: u32) -> Vec<u8> {
     let replica = ReplicaInFlight { uid: uid.into(), requests, prefill_tokens: 1000 };
-    let line = InFlight { gateway: "another".into(), replicas: vec![replica] };
-    [serde_json::to_vec(&line).unwrap(), b"\n".to_vec()].concat()
+    written(&InFlight { gateway: "another".into(), replicas: vec![replica], prompts: vec![] })
+}
+
+fn written(line: &InFlight) -> Vec<u8> {
+    [serde_json::to_vec(line).unwrap(), b"\n".to_vec()].concat()
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Which replicas hold which beginnings of prompts: what they say themselves ([`Hearing`]), and what can be told from what was sent to
 //! them. Bounded, and wrong at times: a replica that no longer holds what is written here computes it again, no answer depends on it.
 //!
-//! Of a replica that is heard, what it was sent is believed for a while only: by then it has said that it holds it, or it does not.
+//! Of a replica that is heard, what it was sent is believed until it was computed: then it has said that it holds it, or it does not.
 //! Of others it is all that is known. A replica keeps what was used last. So each holder has the replica's count of blocks computed at that time, and what is behind
 //! the count by more than the replica's cache holds is not believed. Entries that nobody asks for leave with their generation: when
 //! the young one is full the old one is dropped. Whoever is noted has all of its marks renewed, so the marks of a prompt that are
@@ -15,6 +15,7 @@ use std::{
 use smallvec::SmallVec;
 
 use crate::{
+    BYTES_PER_TOKEN,
     chain::{Chain, Mark},
     held::{Hearing, Held},
     mix::{AlreadyHashed, mix},
@@ -22,12 +23,14 @@ use crate::{
 
 /// Replicas of one beginning that are remembered. More are no better choice, and looking through them takes time.
 pub(crate) const HOLDERS_MAX: usize = 64;
-/// Bytes of text in a KV block of 16 tokens, about.
-const BLOCK_BYTES: u32 = 64;
+/// Tokens in a KV block.
+const BLOCK_TOKENS: u32 = 16;
+/// Bytes of text in one, about.
+const BLOCK_BYTES: u32 = BLOCK_TOKENS * BYTES_PER_TOKEN;
 /// More blocks than any cache holds: what a slot's former replica held is behind by at least as much.
 const FORGOTTEN: u32 = 1 << 28;
-/// What a replica that is heard was sent is believed for so long: a prompt that waits longer for its prefill goes where nobody is better.
-const BELIEVED_SECONDS: u32 = 30;
+/// What a replica that is heard was sent is believed for so long at least: until it was computed and what it says has come.
+const BELIEVED_SECONDS: u32 = 2;
 
 #[derive(Clone, Copy, Debug)]
 struct Holder {
@@ -72,6 +75,32 @@ pub struct PrefixIndex {
     /// Blocks that each replica computed, by slot.
     counts: Vec<u32>,
     held: Held,
+}
+
+/// What a replica can hold, and has to do first.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Capacity {
+    /// KV blocks of its cache.
+    pub kv_blocks: u32,
+    /// Tokens that need prefill there.
+    pub waiting_tokens: u64,
+}
+
+/// What a replica will hold of a prompt that goes there.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Sent {
+    /// All its beginnings, the shortest first.
+    pub names: Vec<u64>,
+    /// Bytes that the replica has to compute.
+    pub new_bytes: u32,
+}
+
+impl Sent {
+    /// Of a prompt of which the replica holds `matched` bytes.
+    pub fn of(chain: &Chain, matched: u32) -> Self {
+        let names = chain.marks().iter().map(|mark| mark.hash).collect();
+        Self { names, new_bytes: chain.n_bytes().saturating_sub(matched) }
+    }
 }
 
 /// How many bytes of a prompt's beginning each replica holds, by slot.
@@ -124,8 +153,8 @@ impl PrefixIndex {
         }
     }
 
-    /// Who holds how much of a prompt. `capacity` is how many KV blocks the replica of a slot has.
-    pub fn matches(&self, chain: &Chain, now_ms: u64, capacity: impl Fn(u32) -> u32) -> Matches {
+    /// Who holds how much of a prompt. `capacity` is of the replica of a slot.
+    pub fn matches(&self, chain: &Chain, now_ms: u64, capacity: impl Fn(u32) -> Capacity) -> Matches {
         let mut matches = self.predicted(chain, second(now_ms), capacity);
         if self.held.len() > 0 {
             self.add_held(chain, &mut matches);
@@ -133,7 +162,7 @@ impl PrefixIndex {
         matches
     }
 
-    fn predicted(&self, chain: &Chain, second: u32, capacity: impl Fn(u32) -> u32) -> Matches {
+    fn predicted(&self, chain: &Chain, second: u32, capacity: impl Fn(u32) -> Capacity) -> Matches {
         let mut matches = Matches { ends: vec![Match::default(); self.counts.len()] };
         let marks = chain.marks();
         let present = marks.partition_point(|mark| self.holders(mark).is_some());
@@ -166,15 +195,20 @@ impl PrefixIndex {
 
     /// A prompt goes to a replica, which holds `matched` bytes of it.
     pub fn note(&mut self, chain: &Chain, slot: u32, matched: u32, now_ms: u64) {
+        self.note_sent(&Sent::of(chain, matched), slot, now_ms);
+    }
+
+    /// The same of a prompt that another gateway sent.
+    pub fn note_sent(&mut self, sent: &Sent, slot: u32, now_ms: u64) {
         self.know(slot);
         let count = &mut self.counts[slot as usize];
-        *count = count.wrapping_add(chain.n_bytes().saturating_sub(matched).div_ceil(BLOCK_BYTES));
+        *count = count.wrapping_add(sent.new_bytes.div_ceil(BLOCK_BYTES));
         let holder = Holder { slot, at: *count, second: second(now_ms) };
-        if self.young.len() + chain.marks().len() > self.n_young_max {
+        if self.young.len() + sent.names.len() > self.n_young_max {
             self.old = mem::take(&mut self.young);
         }
-        for mark in chain.marks() {
-            self.renew(mark.hash, holder);
+        for name in &sent.names {
+            self.renew(*name, holder);
         }
     }
 
@@ -214,16 +248,9 @@ impl PrefixIndex {
         self.held.store(hearing, name);
     }
 
-    /// It says that it does not any more, and so it does not hold what it was sent before.
+    /// It says that it does not any more. What it was sent is believed all the same while it waits: it is computed again.
     pub fn remove(&mut self, hearing: &Hearing, name: u64) {
-        if self.held.goes_on(hearing) {
-            self.held.remove(hearing, name);
-            for generation in [&mut self.young, &mut self.old] {
-                if let Some(holders) = generation.get_mut(&name) {
-                    holders.retain(|holder| holder.slot != hearing.slot());
-                }
-            }
-        }
+        self.held.remove(hearing, name);
     }
 
     fn know(&mut self, slot: u32) {
@@ -236,10 +263,12 @@ impl PrefixIndex {
         self.young.get(&mark.hash).or_else(|| self.old.get(&mark.hash))
     }
 
-    fn is_believed(&self, holder: &Holder, second: u32, capacity: u32) -> bool {
+    /// Prompts are computed in their order, about: one that was sent within the last that wait there has not been.
+    fn is_believed(&self, holder: &Holder, second: u32, capacity: Capacity) -> bool {
         let behind = self.counts[holder.slot as usize].wrapping_sub(holder.at);
-        let is_confirmed_by_now = || second.saturating_sub(holder.second) >= BELIEVED_SECONDS;
-        behind < capacity.min(FORGOTTEN) && !(self.held.is_heard(holder.slot) && is_confirmed_by_now())
+        let is_new = || second.saturating_sub(holder.second) < BELIEVED_SECONDS;
+        let waits = || u64::from(behind) * u64::from(BLOCK_TOKENS) < capacity.waiting_tokens;
+        behind < capacity.kv_blocks.min(FORGOTTEN) && (!self.held.is_heard(holder.slot) || is_new() || waits())
     }
 
     fn renew(&mut self, hash: u64, holder: Holder) {
@@ -264,7 +293,11 @@ fn second(now_ms: u64) -> u32 {
 mod tests {
     use super::*;
 
-    const BIG: u32 = 1 << 20;
+    const BIG: Capacity = idle(1 << 20);
+
+    const fn idle(kv_blocks: u32) -> Capacity {
+        Capacity { kv_blocks, waiting_tokens: 0 }
+    }
 
     fn prompt(shared: u8, own: u8, len: usize) -> Chain {
         let (shared, own) = (vec![shared; 4096], vec![own; len]);
@@ -292,7 +325,7 @@ mod tests {
             index.note(&prompt(2, other, 4096), 0, 0, 0);
         }
         // 10 prompts of 128 blocks came after it.
-        let believed = |capacity| index.matches(&prompt(1, 1, 0), 0, |_| capacity).of(0) > 0;
+        let believed = |kv_blocks| index.matches(&prompt(1, 1, 0), 0, |_| idle(kv_blocks)).of(0) > 0;
         assert!(believed(1281) && !believed(1280));
     }
 
@@ -302,7 +335,7 @@ mod tests {
         index.note(&prompt(1, 1, 0), 0, 0, 0);
         for _ in 0..10 {
             index.forget(0);
-            assert_eq!(index.matches(&prompt(1, 1, 0), 0, |_| u32::MAX).of(0), 0);
+            assert_eq!(index.matches(&prompt(1, 1, 0), 0, |_| idle(u32::MAX)).of(0), 0);
         }
         index.note(&prompt(1, 1, 0), 0, 0, 0);
         assert_eq!(index.matches(&prompt(1, 1, 0), 0, |_| BIG).of(0), 4096);
@@ -345,13 +378,31 @@ mod tests {
             [0, 1].map(|slot| (matches.of(slot), matches.source(slot)))
         };
         let sent = (4096, Some(Source::Predicted));
-        assert_eq!(known(&index, 34_000), [sent, sent]);
-        assert_eq!(known(&index, 35_000), [(0, None), sent], "the other one cannot say so");
+        assert_eq!(known(&index, 6_900), [sent, sent]);
+        assert_eq!(known(&index, 7_000), [(0, None), sent], "the other one cannot say so");
         names(&prompt)[..2].iter().for_each(|name| index.store(&hearing, *name));
-        assert_eq!(known(&index, 35_000)[0], (512, Some(Source::Exact)));
-        assert_eq!(known(&index, 34_000)[0], sent, "the rest may come");
+        assert_eq!(known(&index, 7_000)[0], (512, Some(Source::Exact)));
+        assert_eq!(known(&index, 6_900)[0], sent, "the rest may come");
         names(&prompt).iter().for_each(|name| index.remove(&hearing, *name));
-        assert_eq!(known(&index, 6_000), [(0, None), sent], "it has given it up");
+        assert_eq!(known(&index, 6_900)[0], sent, "it may have given up an older one");
+        assert_eq!(known(&index, 7_000)[0], (0, None));
+    }
+
+    #[test]
+    fn what_waits_for_its_prefill_will_be_held_whatever_is_given_up_meanwhile() {
+        let mut index = PrefixIndex::bounded(10_000);
+        let (hearing, [first, second]) = (index.hear(0), [1, 2].map(|own| prompt(own, own, 0)));
+        let new_tokens = first.n_bytes() / BYTES_PER_TOKEN;
+        index.note(&first, 0, 0, 0);
+        index.note(&second, 0, 0, 0);
+        names(&first).iter().for_each(|name| index.remove(&hearing, *name));
+        let known = |waiting_tokens: u32| {
+            let capacity = Capacity { waiting_tokens: waiting_tokens.into(), ..BIG };
+            [&first, &second].map(|prompt| index.matches(prompt, 60_000, |_| capacity).of(0) > 0)
+        };
+        assert_eq!(known(2 * new_tokens), [true, true]);
+        assert_eq!(known(new_tokens), [false, true], "the first was computed, and it does not say that it holds it");
+        assert_eq!(known(0), [false, false]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ mod route;
 
 pub use chain::{Chain, Mark};
 pub use held::Hearing;
-pub use index::{Matches, PrefixIndex, Source};
+pub use index::{Capacity, Matches, PrefixIndex, Sent, Source};
 pub use load::{Load, Own, Reported, load};
 pub use mix::{hash, mix};
 pub use route::{Ask, Choice, Reason, ReplicaView, Rules, Score, Standing, Terms, route, scores};

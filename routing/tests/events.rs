@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use stoker_routing::{Chain, Hearing, PrefixIndex, Source};
+use stoker_routing::{Capacity, Chain, Hearing, PrefixIndex, Source};
 
 const SLOTS: u32 = 5;
 /// Prompts that share beginnings: each a kind's beginning of its own length, and an end of its own.
@@ -109,7 +109,7 @@ proptest! {
         let all: BTreeSet<u64> = model.values().flat_map(|(_, held)| held.iter().copied()).collect();
         prop_assert_eq!(index.len(Source::Exact), all.len());
         for chain in &prompts {
-            let matches = index.matches(chain, 0, |_| 0);
+            let matches = index.matches(chain, 0, |_| Capacity::default());
             for slot in 0..SLOTS {
                 let is_held = |name: u64| model.get(&slot).is_some_and(|(_, held)| held.contains(&name));
                 let longest = chain.marks().iter().rev().find(|mark| is_held(mark.hash)).map_or(0, |mark| mark.end);
@@ -128,7 +128,7 @@ proptest! {
             prop_assert!(index.len(Source::Exact) <= 20);
             for (slot, (_, held)) in &model {
                 for chain in &prompts {
-                    let end = index.matches(chain, 0, |_| 0).of(*slot);
+                    let end = index.matches(chain, 0, |_| Capacity::default()).of(*slot);
                     let is_held = |end: u32| chain.marks().iter().any(|mark| mark.end == end && held.contains(&mark.hash));
                     prop_assert!(end == 0 || is_held(end), "what is not held is never claimed");
                 }
@@ -148,7 +148,7 @@ fn of_very_many_holders_some_are_known() {
     let name = chain.marks().last().unwrap().hash;
     let hearings: Vec<Hearing> = (0..1000).map(|slot| index.hear(slot)).collect();
     hearings.iter().for_each(|hearing| index.store(hearing, name));
-    let matches = index.matches(&chain, 0, |_| 0);
+    let matches = index.matches(&chain, 0, |_| Capacity::default());
     assert_eq!((0..1000).filter(|slot| matches.of(*slot) > 0).count(), 64);
     hearings.iter().for_each(|hearing| index.remove(hearing, name));
     assert_eq!(index.len(Source::Exact), 0);

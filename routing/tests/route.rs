@@ -4,11 +4,12 @@
 
 use proptest::prelude::*;
 use stoker_routing::{
-    Ask, Chain, Choice, Load, Matches, PrefixIndex, Reason, ReplicaView, Rules, Score, Source, Standing, route, scores,
+    Ask, Capacity, Chain, Choice, Load, Matches, PrefixIndex, Reason, ReplicaView, Rules, Score, Source, Standing,
+    route, scores,
 };
 
 const NOW_MS: u64 = 1_000_000;
-const BLOCKS: u32 = 1 << 20;
+const CAPACITY: Capacity = Capacity { kv_blocks: 1 << 20, waiting_tokens: 0 };
 
 fn replica(slot: u32) -> ReplicaView {
     let load = Load { requests: 0, prefill_tokens: 0, kv_share: 0.0, is_fresh: true };
@@ -31,12 +32,12 @@ fn prompt(seed: u8, n_bytes: usize) -> Chain {
 
 fn choose(chain: &Chain, replicas: &[ReplicaView], index: &PrefixIndex) -> Option<Choice> {
     let ask = Ask { chain, session: None, request: 7, now_ms: NOW_MS };
-    route(&ask, replicas, &index.matches(chain, NOW_MS, |_| BLOCKS), &Rules::default())
+    route(&ask, replicas, &index.matches(chain, NOW_MS, |_| CAPACITY), &Rules::default())
 }
 
 fn seen(chain: &Chain, replicas: &[ReplicaView], index: &PrefixIndex) -> Vec<Score> {
     let ask = Ask { chain, session: None, request: 7, now_ms: NOW_MS };
-    scores(&ask, replicas, &index.matches(chain, NOW_MS, |_| BLOCKS), &Rules::default())
+    scores(&ask, replicas, &index.matches(chain, NOW_MS, |_| CAPACITY), &Rules::default())
 }
 
 fn slot_of(chain: &Chain, replicas: &[ReplicaView], index: &PrefixIndex) -> (u32, Reason) {
@@ -188,7 +189,7 @@ fn who_is_tried_gets_its_part_of_requests_whatever_it_holds_and_has_to_do() {
     index.note(&chain, 1, 0, NOW_MS);
     let chosen = |request, session, replicas: &[ReplicaView]| {
         let ask = Ask { chain: &chain, session, request, now_ms: NOW_MS };
-        let choice = route(&ask, replicas, &index.matches(&chain, NOW_MS, |_| BLOCKS), &Rules::default()).unwrap();
+        let choice = route(&ask, replicas, &index.matches(&chain, NOW_MS, |_| CAPACITY), &Rules::default()).unwrap();
         (replicas[choice.place].slot, choice.reason)
     };
     let beside = |n_older: u32, tried: ReplicaView| (1..=n_older).map(replica).chain([tried]).collect::<Vec<_>>();

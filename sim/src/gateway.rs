@@ -3,7 +3,7 @@
 //! Owns what was sent where; the choice is that of our gateway, [`route`]. It is the only one, and sees the load of now where a real one
 //! knows what it sent itself and what replicas said up to two seconds ago. Replicas have their whole share from the first moment.
 
-use stoker_routing::{Ask, BYTES_PER_TOKEN, Chain, Load, PrefixIndex, ReplicaView, Rules, mix, route};
+use stoker_routing::{Ask, BYTES_PER_TOKEN, Capacity, Chain, Load, PrefixIndex, ReplicaView, Rules, mix, route};
 use stoker_workload::{HASH_BLOCK_TOKENS, Request};
 
 use crate::fleet::{Member, Stage};
@@ -39,8 +39,9 @@ impl Gateway {
             .filter(|(_, member)| member.stage == Stage::Serving)
             .map(|(place, member)| (place, view(member)))
             .unzip();
-        let capacity = members.first().map_or(0, |member| member.replica.total_blocks());
-        let matches = self.index.matches(&chain, 0, |_| capacity);
+        let kv_blocks = members.first().map_or(0, |member| member.replica.total_blocks());
+        // Replicas here do not say what they hold: how much waits there does not matter.
+        let matches = self.index.matches(&chain, 0, |_| Capacity { kv_blocks, waiting_tokens: 0 });
         let ask = Ask { chain: &chain, session: None, request: 0, now_ms: LONG_MS };
         let choice = route(&ask, &views, &matches, &Rules::default())?;
         self.index.note(&chain, views[choice.place].slot, choice.matched, 0);

@@ -1,7 +1,5 @@
 //! A deployment and its replicas.
 
-use std::collections::HashMap;
-
 use stoker_crds::endpoints::EndpointState;
 use stoker_routing::ReplicaView;
 
@@ -25,8 +23,6 @@ pub struct Deployment {
     pub members: Vec<Member>,
     /// Of its name: what prompts are hashed behind.
     pub salt: u64,
-    /// KV blocks of its members' caches, by slot.
-    pub(super) kv_blocks: HashMap<u32, u32>,
 }
 
 /// Whether a deployment's replicas take more requests now.
@@ -74,11 +70,6 @@ impl Deployment {
     pub fn speaks_louder_than(&self, silent: &Vital) -> bool {
         let spoke = |since_ms| self.members.iter().any(|member| member.vital.heard_ms() > since_ms);
         silent.unanswered_since_ms().is_some_and(spoke)
-    }
-
-    /// KV blocks that the cache of a slot's replica has; none of another deployment's.
-    pub fn kv_blocks(&self, slot: u32) -> u32 {
-        self.kv_blocks.get(&slot).copied().unwrap_or_default()
     }
 
     /// How many members are in a state.

@@ -102,7 +102,7 @@ impl Member {
     }
 
     /// KV blocks that its cache has; as many as can be where that is not known.
-    pub(super) fn kv_blocks(&self) -> u32 {
+    pub(crate) fn kv_blocks(&self) -> u32 {
         self.report.as_ref().map_or(u32::MAX, |report| report.load.total_blocks)
     }
 

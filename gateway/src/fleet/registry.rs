@@ -63,8 +63,7 @@ impl Registry {
             let members: Vec<Member> = members.collect();
             let DeploymentEndpoints { namespace, name, models, replicas_wanted, port, .. } = deployment;
             let salt = hash(hash(0, namespace.as_bytes()), name.as_bytes());
-            let kv_blocks = members.iter().map(|member| (member.slot, member.kv_blocks())).collect();
-            Arc::new(Deployment { namespace, name, models, replicas_wanted, port, members, salt, kv_blocks })
+            Arc::new(Deployment { namespace, name, models, replicas_wanted, port, members, salt })
         });
         let deployments: Vec<_> = deployments.collect();
         let mut by_model: HashMap<String, Vec<usize>> = HashMap::new();

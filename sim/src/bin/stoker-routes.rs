@@ -6,7 +6,7 @@ use std::{path::PathBuf, time::Instant};
 use anyhow::Result;
 use clap::Parser;
 use stoker_figures::{self as figures, Figure, Key, Run, System};
-use stoker_routing::{Ask, Chain, Load as ReplicaLoad, PrefixIndex, ReplicaView, Rules, Source, mix, route};
+use stoker_routing::{Ask, Capacity, Chain, Load as ReplicaLoad, PrefixIndex, ReplicaView, Rules, Source, mix, route};
 use stoker_sim::routing::{Kind, Load, RuleName, Setting, run, shared_cache_hits};
 
 /// Compares rules of routing in virtual time, and measures ours.
@@ -153,13 +153,14 @@ fn time_of_choices(figures: &Run) -> Figure {
         },
     };
     let views: Vec<ReplicaView> = (0..REPLICAS).map(view).collect();
+    let capacity = Capacity { kv_blocks: 1 << 20, waiting_tokens: 0 };
     // Half go on with a prompt that is known, half are new behind one of fifty beginnings.
     let asked = (0..4000u64).map(|at| prompt(if at % 2 == 0 { number - at } else { number + at }, 20_000));
     let asked: Vec<Chain> = asked.collect();
     let mut samples = Vec::new();
     for chain in &asked {
         let begun = Instant::now();
-        let matches = index.matches(chain, 0, |_| 1 << 20);
+        let matches = index.matches(chain, 0, |_| capacity);
         let ask = Ask { chain, session: None, request: 0, now_ms: 1_000_000 };
         let choice = route(&ask, &views, &matches, &Rules::default()).expect("there are replicas");
         index.note(chain, choice.place as u32, choice.matched, 0);

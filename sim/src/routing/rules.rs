@@ -9,7 +9,9 @@
 
 use std::collections::VecDeque;
 
-use stoker_routing::{Ask, Choice, Hearing, Own, PrefixIndex, ReplicaView, Reported, Rules, load, mix, route};
+use stoker_routing::{
+    Ask, Capacity, Choice, Hearing, Own, PrefixIndex, ReplicaView, Reported, Rules, Sent, load, mix, route,
+};
 use stoker_workload::Rng;
 
 use super::{
@@ -153,7 +155,7 @@ impl RuleName {
 
 /// What gateways of ours have on a replica, as far as one of them knows.
 #[derive(Clone, Debug, Default)]
-struct Sent {
+struct OnReplica {
     now: Own,
     /// When the replica was asked.
     then: Own,
@@ -162,14 +164,14 @@ struct Sent {
 #[derive(Debug)]
 struct Gateway {
     index: PrefixIndex,
-    sent: Vec<Sent>,
+    sent: Vec<OnReplica>,
     hears: Hears,
     /// Of each replica; none if it hears nothing.
     hearings: Vec<Hearing>,
     /// Events on their way, with the second at which they come.
     coming: VecDeque<(f64, Hearing, Event)>,
-    /// What other gateways have on replicas, on its way, with the second at which it comes.
-    told: VecDeque<(f64, usize, Change)>,
+    /// What other gateways say of a replica, on its way, with the second at which it comes.
+    told: VecDeque<(f64, usize, Told)>,
     /// Which of them are lost.
     rng: Rng,
 }
@@ -181,7 +183,7 @@ impl Gateway {
         Self {
             hearings: (0..heard).map(|slot| index.hear(slot as u32)).collect(),
             index,
-            sent: vec![Sent::default(); n_replicas],
+            sent: vec![OnReplica::default(); n_replicas],
             hears,
             coming: VecDeque::new(),
             told: VecDeque::new(),
@@ -201,8 +203,11 @@ impl Gateway {
 
     /// Takes in those that have come, and what others told.
     fn listen(&mut self, now: f64) {
-        while let Some((_, replica, change)) = self.told.pop_front_if(|(at, ..)| *at <= now) {
-            self.sent[replica].change(change);
+        while let Some((at, replica, told)) = self.told.pop_front_if(|(at, ..)| *at <= now) {
+            match told {
+                Told::Has(change) => self.sent[replica].change(change),
+                Told::Sent(sent) => self.index.note_sent(&sent, replica as u32, gateway_ms(at)),
+            }
         }
         while let Some((_, hearing, event)) = self.coming.pop_front_if(|(at, ..)| *at <= now) {
             match event {
@@ -217,7 +222,7 @@ impl Gateway {
     /// What it would choose, by what it has heard and sent.
     fn would_choose(&mut self, request: &Request, now: f64, said: &[Said]) -> Choice {
         self.listen(now);
-        let view = |(replica, (said, sent)): (usize, (&Said, &Sent))| {
+        let view = |(replica, (said, sent)): (usize, (&Said, &OnReplica))| {
             let reported = Reported {
                 running: said.running,
                 waiting: said.waiting,
@@ -235,10 +240,23 @@ impl Gateway {
         };
         let views: Vec<ReplicaView> = said.iter().zip(&self.sent).enumerate().map(view).collect();
         let (chain, now_ms) = (&*request.prompt.chain, gateway_ms(now));
-        let matches = self.index.matches(chain, now_ms, |_| CACHE_BLOCKS as u32);
+        let capacity = |slot: u32| Capacity {
+            kv_blocks: CACHE_BLOCKS as u32,
+            waiting_tokens: views[slot as usize].load.prefill_tokens,
+        };
+        let matches = self.index.matches(chain, now_ms, capacity);
         let ask = Ask { chain, session: None, request: 0, now_ms };
         route(&ask, &views, &matches, &Rules::default()).expect("there are replicas")
     }
+}
+
+/// What one gateway tells another of a replica.
+#[derive(Clone, Debug)]
+enum Told {
+    /// What it has there changes.
+    Has(Change),
+    /// It sent a prompt there.
+    Sent(Sent),
 }
 
 /// What becomes of a gateway's requests on a replica.
@@ -248,7 +266,7 @@ struct Change {
     prefill_tokens: i64,
 }
 
-impl Sent {
+impl OnReplica {
     fn change(&mut self, change: Change) {
         let Own { requests, prefill_tokens } = &mut self.now;
         *requests = requests.strict_add_signed(change.requests);
@@ -364,12 +382,17 @@ impl Rule {
 
     /// What a gateway has on a replica changes: it knows at once, others when they are told.
     fn changes(&mut self, open: Open, now: f64, change: Change) {
-        for (at, gateway) in self.gateways.iter_mut().enumerate() {
+        for at in 0..self.gateways.len() {
             match at == open.gateway {
-                true => gateway.sent[open.replica].change(change),
-                false if self.tell => gateway.told.push_back((now + TOLD_SECONDS, open.replica, change)),
-                false => {}
+                true => self.gateways[at].sent[open.replica].change(change),
+                false => self.tells(now, at, open.replica, Told::Has(change)),
             }
+        }
+    }
+
+    fn tells(&mut self, now: f64, to: usize, replica: usize, told: Told) {
+        if self.tell {
+            self.gateways[to].told.push_back((now + TOLD_SECONDS, replica, told));
         }
     }
 
@@ -389,8 +412,11 @@ impl Rule {
             let same = self.gateways[other].would_choose(request, now, said).place == choice.place;
             self.agreed.same += u64::from(same);
         }
-        let now_ms = gateway_ms(now);
-        self.gateways[at].index.note(&request.prompt.chain, choice.place as u32, choice.matched, now_ms);
+        let sent = Sent::of(&request.prompt.chain, choice.matched);
+        for other in (0..self.gateways.len()).filter(|other| *other != at) {
+            self.tells(now, other, choice.place, Told::Sent(sent.clone()));
+        }
+        self.gateways[at].index.note_sent(&sent, choice.place as u32, gateway_ms(now));
         let open = Open {
             replica: choice.place,
             gateway: at,
