@@ -19,22 +19,26 @@ GPU_MEMORY_MODELS := qwen2.5-0.5b tinyllama-1.1b:--dtype:f32 qwen3-1.7b llama-3.
 KREW_DIR    ?= $(STOKER_CACHE)/krew
 KREW_URL    ?= https://releases.example/stoker
 RELEASE     := $(CARGO_TARGET_DIR)/release
+# Builds programs of a release. Without -p cargo chooses features for the whole workspace, whichever programs are named: what one word has built
+# another one finds. With fewer packages it chooses others, and builds most dependencies again.
+release      = cargo build --release $(addprefix --bin ,$(1))
 DEMO_ARGS   := --dir $(DEMO_DIR) --agent $(RELEASE)/stoker-agent --operator $(RELEASE)/stoker-operator --gateway $(RELEASE)/stoker-gateway --source $(CURDIR)
 
 help: ## List these words
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 demo: kube ## Start a control plane, a node, operator and gateway here; apply examples/chat.yaml; stream an answer
-	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-gateway -p stoker-cluster -p stoker-cli
+	@$(call release,stoker-agent stoker-operator stoker-gateway stoker-cluster kubectl-stoker)
 	$(RELEASE)/stoker-cluster demo $(DEMO_ARGS)
 
 demo-load: kube ## On the demo's cluster: a step of load; replicas follow and come back, each decision explained
-	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-gateway -p stoker-cluster -p stoker-cli -p stoker-loadgen
+	@$(call release,stoker-agent stoker-operator stoker-gateway stoker-cluster kubectl-stoker stoker-load)
 	$(RELEASE)/stoker-cluster demo-load $(DEMO_ARGS) --load $(RELEASE)/stoker-load
 
 demo-gpu: kube ## On a machine with GPUs: pods that have them are served, scaled, rolled, made to fail and deleted (MODEL=DIR: a large one too)
 	@command -v nvidia-smi >/dev/null || { echo "skipped: demo-gpu: no NVIDIA driver on this machine"; exit 0; }
-	cargo build --release -p stoker-agent -p stoker-operator -p stoker-gateway -p stoker-cluster -p stoker-cli -p stoker-loadgen -p stoker-gpu-fault
+	$(call release,stoker-agent stoker-operator stoker-gateway stoker-cluster kubectl-stoker stoker-load)
+	cargo build --release -p stoker-gpu-fault
 	$(RELEASE)/stoker-cluster demo-gpu $(DEMO_ARGS) --load $(RELEASE)/stoker-load --fault $(RELEASE)/libstoker_gpu_fault.so $(if $(MODEL),--model $(MODEL))
 
 demo-gpu-carry: ## The same packed for another machine (53 MB): unpack it there and run ./demo-gpu.sh
@@ -99,10 +103,11 @@ pages-check: checkout kube binaries ## Pages in a real browser (Debian's chromiu
 	@STOKER_PICTURES=$(abspath $(PICTURES)) cargo test --test system pages_
 
 explore: ## Every state that rollout, drain and scaling can reach, faults included (ten minutes, 8 GB); docs/faults.md
-	@cargo run --release -p stoker-explore
+	@$(call release,stoker-explore)
+	$(RELEASE)/stoker-explore
 
 bench: kube ## Measure engine, agent and operator; append figures to docs/benchmarks/results and render the tables
-	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-bench -p stoker-figures -p stoker-tests --bins
+	@$(call release,stoker-agent stoker-operator stoker-bench bench-agent bench-operator bench-scaling stand-in-agent render-benchmarks)
 	$(RELEASE)/stoker-bench run --peers llama.cpp,transformers --out docs/benchmarks/results/cpu.jsonl
 	$(RELEASE)/bench-agent --out docs/benchmarks/results/agent.jsonl
 	$(RELEASE)/bench-operator --out docs/benchmarks/results/control_plane.jsonl
@@ -110,41 +115,41 @@ bench: kube ## Measure engine, agent and operator; append figures to docs/benchm
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
 bench-fetch: ## 4 GiB from a hub on loopback into memory, beside curl (12 GB of memory); prints GB/s
-	@cargo build --release -p stoker-agent -p stoker-tests --bins
+	@$(call release,stoker-agent bench-fetch)
 	$(RELEASE)/bench-fetch
 
 bench-memory: ## What an agent holds at its peak on CPUs beside what kubectl stoker plan says, five models and formats (5 GB of disk, 6 GB of memory); append figures, render
-	@cargo build --release -p stoker-agent -p stoker-cli -p stoker-bench -p stoker-figures -p stoker-tests --bins
+	@$(call release,stoker-agent kubectl-stoker stoker-bench bench-memory render-benchmarks)
 	$(RELEASE)/bench-memory --out docs/benchmarks/results/agent.jsonl $(foreach model,$(MEMORY_MODELS),$$($(RELEASE)/stoker-bench checkpoint $(subst :, ,$(model))))
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
 bench-memory-gpu: ## The same on the first GPU, which is of the kind GPU=H200 (40 GB of disk); append figures, render
-	@cargo build --release -p stoker-agent -p stoker-cli -p stoker-bench -p stoker-figures -p stoker-tests --bins
+	@$(call release,stoker-agent kubectl-stoker stoker-bench bench-memory render-benchmarks)
 	$(RELEASE)/bench-memory --gpu $(or $(GPU),H200) --out docs/benchmarks/results/agent.jsonl $(foreach model,$(GPU_MEMORY_MODELS),$$($(RELEASE)/stoker-bench checkpoint $(subst :, ,$(model))))
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
 bench-rollouts: kube ## Changes of a fleet on a real API server under streams: time, dip, streams cut (6 minutes); append figures, render
-	@cargo build --release -p stoker-operator -p stoker-cluster -p stoker-figures -p stoker-tests --bins
+	@$(call release,stoker-operator bench-rollouts stand-in-agent render-benchmarks)
 	$(RELEASE)/bench-rollouts --out docs/benchmarks/results/control_plane.jsonl
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
 bench-fleet: kube ## 1,000 deployments of 10 replicas that are not there, 50 pages open, in a network namespace (a quarter of an hour, 8 GB); append figures, render
-	@cargo build --release -p stoker-operator -p stoker-cluster -p stoker-figures -p stoker-tests --bins
+	@$(call release,stoker-operator bench-fleet stand-in-agent render-benchmarks)
 	unshare --net --map-root-user bash -c 'ip link set lo up && exec $(RELEASE)/bench-fleet --out docs/benchmarks/results/control_plane.jsonl'
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
 bench-steady: kube ## Constant load at three rates on real agents, MINUTES=30 each on an idle machine, with a roll in the middle; append figures, render
-	@cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-loadgen -p stoker-figures -p stoker-tests --bins
+	@$(call release,stoker-agent stoker-operator stoker-load bench-scaling stand-in-agent render-benchmarks)
 	$(RELEASE)/bench-scaling --steady --minutes $${MINUTES:-30} --out docs/benchmarks/results/scaling.jsonl
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
 bench-routes: ## Where requests go: our rule beside others' on simulated replicas, and the time of a choice; append figures, render
-	@cargo build --release -p stoker-sim -p stoker-figures --bins
+	@$(call release,stoker-routes render-benchmarks)
 	$(RELEASE)/stoker-routes --out docs/benchmarks/results/routing.jsonl
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
 bench-gateway: ## What a gateway costs: time added to requests, processor time, memory of STREAMS=9900 silent streams; before replicas that compute nothing; append figures, render
-	@cargo build --release -p stoker-gateway -p stoker-sim -p stoker-tests -p stoker-figures --bins
+	@$(call release,stoker-gateway stoker-routes bench-gateway render-benchmarks)
 	# A stream takes two files of each program; many machines allow 20,000.
 	ulimit -n "$$(ulimit -Hn)"
 	$(RELEASE)/bench-gateway --streams $${STREAMS:-9900} --out docs/benchmarks/results/gateway.jsonl
@@ -152,7 +157,7 @@ bench-gateway: ## What a gateway costs: time added to requests, processor time, 
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
 bench-gateway-live: ## What clients of real replicas see through a gateway: a replica killed under 200 streams, a greedy tenant, shared prompts; append figures, render
-	@cargo build --release -p stoker-agent -p stoker-gateway -p stoker-tests -p stoker-figures --bins
+	@$(call release,stoker-agent stoker-gateway bench-gateway-live render-benchmarks)
 	$(RELEASE)/bench-gateway-live --out docs/benchmarks/results/gateway.jsonl
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
@@ -163,7 +168,8 @@ bench-gpu: ## Measure the engine on this machine's GPU, beside vLLM where instal
 	@command -v nvidia-smi >/dev/null || { echo "skipped: bench-gpu: no NVIDIA driver on this machine"; exit 0; }
 	FULL=1 OUT=$(STOKER_CACHE)/bench/gpu tools/bench/gpu.sh
 	cat $(STOKER_CACHE)/bench/gpu/gpu.jsonl >> docs/benchmarks/results/gpu.jsonl
-	cargo run -q --release -p stoker-figures --bin render-benchmarks -- docs/benchmarks
+	$(call release,render-benchmarks)
+	$(RELEASE)/render-benchmarks docs/benchmarks
 
 fmt: ## Formatting, as rustfmt wants it
 	@cargo fmt --all --check
@@ -189,7 +195,7 @@ deny: $(CARGO_DENY) ## Licences, duplicates and sources of dependencies
 	@$(CARGO_DENY) --all-features check bans licenses sources
 
 mutants: $(CARGO_MUTANTS) ## Which changes to the scaling decision no test would notice (an hour)
-	@$(CARGO_MUTANTS) mutants -p stoker-scaling $(foreach file,decide demand hold regret,-f scaling/src/$(file).rs) -j1 \
+	@$(CARGO_MUTANTS) mutants -p stoker-scaling $(foreach file,decide demand recent_peaks regret,-f scaling/src/$(file).rs) -j1 \
 	  --no-shuffle --timeout 60 -o $(STOKER_CACHE) -- --lib --test decisions --test periods
 
 kube: ## Build the Kubernetes binaries once into the cache
@@ -199,7 +205,7 @@ helm: ## Build Helm once into the cache
 	@tools/kube/build.sh helm
 
 krew: ## What krew installs the plugin from, into KREW_DIR, for archives at KREW_URL; krew tries it, where there is Go
-	@cargo build --release -p stoker-cli
+	@$(call release,kubectl-stoker)
 	@tools/krew.sh $(RELEASE)/kubectl-stoker $(KREW_URL) $(KREW_DIR)
 	@tools/krew.sh --check $(KREW_DIR)
 

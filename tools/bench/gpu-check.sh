@@ -33,7 +33,7 @@ main() {
 build() {
   BINARIES=$OUT/bin
   mkdir -p "$BINARIES"
-  cargo build --release -p stoker-kernels --bin kernel-check
+  cargo build --release --bin kernel-check
   cp "${CARGO_TARGET_DIR:-$CACHE/target}/release/kernel-check" "$BINARIES/"
   test_program engine engine-tests
   test_program gpu_fault gpu-fault-tests

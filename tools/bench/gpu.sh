@@ -57,7 +57,7 @@ main() {
 
 program() {
   if [ -z "${BENCH:-}" ]; then
-    cargo build --release -p stoker-bench -p stoker-agent
+    cargo build --release --bin stoker-bench --bin stoker-agent
     BENCH=${CARGO_TARGET_DIR:-$STOKER_CACHE/target}/release/stoker-bench AGENT=${BENCH%bench}agent
   fi
 }

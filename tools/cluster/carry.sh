@@ -12,7 +12,8 @@ RELEASE=${CARGO_TARGET_DIR:-$CACHE/target}/release
 [ $# = 1 ] || { sed -n '2,5s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 cd "$ROOT"
 "$ROOT/tools/kube/build.sh" kube-all
-cargo build --release -p stoker-agent -p stoker-operator -p stoker-cluster -p stoker-loadgen -p stoker-gpu-fault
+cargo build --release --bin stoker-agent --bin stoker-operator --bin stoker-cluster --bin stoker-load
+cargo build --release -p stoker-gpu-fault
 FOLDER=$(mktemp -d)
 trap 'rm -rf "$FOLDER"' EXIT
 mkdir "$FOLDER/kube"
