@@ -33,6 +33,8 @@ pub struct Rules {
     pub uncached_weight: f64,
     /// and as many more for each time that all replicas have this many tokens to do first: what is computed again holds up all who wait.
     pub crowd_tokens: f64,
+    /// Tokens that a sequence in progress counts as there: it is slowed by what is computed beside it, and does not wait for its end.
+    pub crowd_sequence_tokens: f64,
     /// Tokens of prefill that a sequence in progress counts as.
     pub sequence_tokens: f64,
     /// Who holds more of the prompt is chosen although it costs at most this many tokens more,
@@ -54,6 +56,7 @@ impl Default for Rules {
             slack: 2.0,
             uncached_weight: 1.5,
             crowd_tokens: 8192.0,
+            crowd_sequence_tokens: 64.0,
             sequence_tokens: 256.0,
             near_tokens: 1024.0,
             alike_tokens: 512.0,
@@ -300,10 +303,13 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// What a token that is not held counts as: by what even the one with the least has to do first.
+    /// What a token that is not held counts as: by how much would be held up where the least would be.
     fn uncached_weight(&self, replicas: &[ReplicaView]) -> f64 {
         let candidates = replicas.iter().filter(|replica| self.out(replica).is_none());
-        let least = candidates.map(|replica| before(replica, self.ask.now_ms, self.rules)).min_by(f64::total_cmp);
+        let held_up = |ReplicaView { load, .. }: &ReplicaView| {
+            load.prefill_tokens as f64 + self.rules.crowd_sequence_tokens * f64::from(load.requests)
+        };
+        let least = candidates.map(held_up).min_by(f64::total_cmp);
         self.rules.uncached_weight * (1.0 + least.unwrap_or_default() / self.rules.crowd_tokens)
     }
 
