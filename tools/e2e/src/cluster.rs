@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 use stoker_cluster::Identity;
 
-use crate::{Options, control_plane, daemon::Daemon, kubectl::Kubectl, node, stages::Stages};
+use crate::{Options, control_plane, daemon::Daemon, kubectl::Kubectl, network, node, stages::Stages};
 
 /// A control plane and one node.
 #[derive(Debug)]
@@ -27,7 +27,9 @@ impl Cluster {
         stages.done("control plane ready");
         daemons.push(node::start_containerd(&options.containerd_bin, &options.images).context("start containerd")?);
         stages.done(format_args!("containerd ready, {} images imported", options.images.len()));
+        daemons.push(network::start_dns(&options.coredns)?);
         daemons.extend(node::start_kubelet(&options.kube_bin, cgroup, &kubectl).context("start node")?);
+        daemons.push(network::start_firewall(&options.kube_router)?);
         stages.done("node ready");
         Ok(Self { kubectl, _daemons: daemons })
     }

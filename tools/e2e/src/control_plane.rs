@@ -19,6 +19,8 @@ use crate::{
 
 /// Addresses of pods.
 pub(crate) const POD_RANGE: &str = "10.244.0.0/16";
+/// Addresses of Services.
+pub(crate) const SERVICE_RANGE: &str = "10.96.0.0/16";
 const API_LIMIT: Duration = Duration::from_secs(60);
 
 /// Makes the credentials, starts the four and returns when the API server is ready.
@@ -67,7 +69,7 @@ fn addresses() -> Addresses {
         api: (NODE_IP, 6443).into(),
         etcd_client: (Ipv4Addr::LOCALHOST, 2379).into(),
         etcd_peer: (Ipv4Addr::LOCALHOST, 2380).into(),
-        service_range: "10.96.0.0/16".to_owned(),
+        service_range: SERVICE_RANGE.to_owned(),
         first_service: Ipv4Addr::new(10, 96, 0, 1),
     }
 }

@@ -19,7 +19,7 @@ const N_TAIL_LINES: usize = 15;
 pub(crate) fn print(options: &Options) {
     let kubectl = Kubectl::new(options);
     for args in [
-        &["get", "infd,pods,services,configmaps", "-A", "-o", "wide"][..],
+        &["get", "infd,pods,services,configmaps,networkpolicies", "-A", "-o", "wide"][..],
         &["get", "events", "-A", "--sort-by=.lastTimestamp"],
         &["describe", "infd", "-A"],
     ] {

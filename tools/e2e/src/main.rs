@@ -15,6 +15,7 @@ mod diagnose;
 mod init;
 mod kubectl;
 mod namespaces;
+mod network;
 mod node;
 mod outer;
 mod requirements;
@@ -55,7 +56,7 @@ enum Stage {
 
 #[derive(Clone, Debug, Subcommand)]
 enum Word {
-    /// Install the chart, serve two replicas, roll, scale, explain, delete; then take everything down
+    /// Install the chart, serve two replicas, roll, scale, guard, explain, delete; then take everything down
     Run(Options),
     /// Start the node with the images imported, say how to enter it, and keep it until Ctrl-C
     Node(Options),
@@ -81,6 +82,12 @@ struct Options {
     /// Folder with containerd, containerd-shim-runc-v2, ctr
     #[arg(long, value_name = "DIR")]
     containerd_bin: PathBuf,
+    /// The coredns binary
+    #[arg(long, value_name = "FILE")]
+    coredns: PathBuf,
+    /// The kube-router binary
+    #[arg(long, value_name = "FILE")]
+    kube_router: PathBuf,
     /// The kubectl plugin
     #[arg(long, value_name = "FILE")]
     plugin: PathBuf,

@@ -98,6 +98,8 @@ cgroupRoot: /{cgroup}
 failSwapOn: false
 authentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}
 authorization: {{mode: AlwaysAllow}}
+clusterDNS: [{NODE_IP}]
+clusterDomain: cluster.local
 containerRuntimeEndpoint: unix://{STATE}/containerd.sock
 podLogsDir: {STATE}/logs/pods
 volumePluginDir: {STATE}/flex-volumes
@@ -165,10 +167,12 @@ fn ctr(bin: &Path, args: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-fn save(name: &str, text: &str) -> Result<()> {
+/// Writes a file of the node's; returns where it is.
+pub(crate) fn save(name: &str, text: &str) -> Result<PathBuf> {
     let path = state(name);
     fs::create_dir_all(path.parent().expect("state files have a folder"))?;
-    fs::write(path, text).with_context(|| format!("write {name}"))
+    fs::write(&path, text).with_context(|| format!("write {name}"))?;
+    Ok(path)
 }
 
 fn state(name: &str) -> PathBuf {

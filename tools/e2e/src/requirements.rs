@@ -3,9 +3,21 @@
 use std::{env, path::Path, process::Command};
 
 /// Programs of the system that a run starts, and the Debian packages that hold them.
-const PROGRAMS: [(&str, &str); 5] =
-    [("runc", "runc"), ("nft", "nftables"), ("ip", "iproute2"), ("unshare", "util-linux"), ("sysctl", "procps")];
+const PROGRAMS: [(&str, &str); 7] = [
+    ("runc", "runc"),
+    ("nft", "nftables"),
+    ("iptables", "iptables"),
+    ("ipset", "ipset"),
+    ("ip", "iproute2"),
+    ("unshare", "util-linux"),
+    ("sysctl", "procps"),
+];
 const CNI_PLUGINS: &str = "/usr/lib/cni/bridge";
+/// What a node does to its network: pods on a bridge, kube-proxy's tables, and kube-router's rules, which must see what goes
+/// over the bridge from pod to pod.
+const NETWORK: &str = "ip link add a0 type veth peer name a1 && ip link add b0 type bridge && nft list tables \
+    && ipset create s hash:ip && iptables -A FORWARD -m set --match-set s src -m physdev --physdev-is-bridged -j REJECT \
+    && test \"$(cat /proc/sys/net/bridge/bridge-nf-call-iptables)\" = 1";
 
 /// The reason why a run cannot work on this machine, if there is one.
 pub(crate) fn why_not_here() -> Option<String> {
@@ -26,12 +38,7 @@ fn missing_programs() -> Option<String> {
 fn missing_kernel_features() -> Option<String> {
     let made = Command::new("unshare")
         .args(["--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--mount-proc"])
-        .args([
-            "--",
-            "sh",
-            "-c",
-            "ip link add a0 type veth peer name a1 && ip link add b0 type bridge && nft list tables",
-        ])
+        .args(["--", "sh", "-c", NETWORK])
         .output();
     match made {
         Ok(output) if output.status.success() => None,
