@@ -1,4 +1,4 @@
-//! The Helm chart: in and out again.
+//! The Helm chart: in, with more switched on, and out again.
 
 use std::path::Path;
 
@@ -20,6 +20,9 @@ const VALUES: [&str; 5] = [
     "agent.image.repository=localhost/stoker-agent",
     "agent.image.tag=dev",
 ];
+/// Two of them, which hear from each other.
+const GATEWAY: &str =
+    r#"gateway={"enabled": true, "replicas": 2, "image": {"repository": "localhost/stoker-gateway", "tag": "dev"}}"#;
 /// The strictest namespaces there are: a pod that is not restricted would be refused.
 const NAMESPACES: &str = "
 apiVersion: v1
@@ -34,9 +37,29 @@ metadata: {name: default, labels: {pod-security.kubernetes.io/enforce: restricte
 /// Installs the chart and waits until the operator is ready.
 pub(crate) fn install(kubectl: &Kubectl, chart: &Path) -> Result<()> {
     kubectl.apply(NAMESPACES)?;
+    helm(kubectl, "install", chart, &[])
+}
+
+/// Switches gateways on, and with them the policies of the operator, of gateways and of replicas. These let in a namespace,
+/// beside whom Stoker's own parts need.
+pub(crate) fn guard(kubectl: &Kubectl, chart: &Path, named: &str) -> Result<()> {
+    let from = format!(r#"[{{"namespaceSelector": {{"matchLabels": {{"kubernetes.io/metadata.name": "{named}"}}}}}}]"#);
+    let own = format!(r#"networkPolicy={{"enabled": true, "from": {from}}}"#);
+    let replicas = format!(r#"agent.networkPolicy={{"enabled": true, "inferenceFrom": {from}}}"#);
+    helm(kubectl, "upgrade", chart, &[GATEWAY, &own, &replicas])
+}
+
+/// Switches the policies off; gateways stay.
+pub(crate) fn unguard(kubectl: &Kubectl, chart: &Path) -> Result<()> {
+    helm(kubectl, "upgrade", chart, &[GATEWAY])
+}
+
+fn helm(kubectl: &Kubectl, word: &str, chart: &Path, more: &[&str]) -> Result<()> {
     let chart = chart.to_str().context("chart path is not UTF-8")?;
-    let place = ["--namespace", NAMESPACE, "--wait", "--timeout", "120s"];
-    kubectl.helm(&[&["install", RELEASE, chart, "--set", &VALUES.join(",")], &place[..]].concat()).map(drop)
+    let values = VALUES.join(",");
+    let args = [word, RELEASE, chart, "--namespace", NAMESPACE, "--wait", "--timeout", "120s", "--set", &values];
+    let more: Vec<&str> = more.iter().flat_map(|value| ["--set-json", value]).collect();
+    kubectl.helm(&[&args[..], &more].concat()).map(drop)
 }
 
 /// Uninstalls it. The CRD stays, as Helm leaves it and as `docs/install.md` says: deleting it deletes every deployment.

@@ -1,11 +1,14 @@
-//! The walk through Stoker: install, serve, roll under load, scale, explain, mount a model, delete, uninstall. Lists the steps; each lives in
-//! the file of its noun.
+//! The walk through Stoker: install, serve, roll under load, scale, guard by NetworkPolicies, explain, mount a model, delete, uninstall.
+//! Lists the steps; each lives in the file of its noun.
 
 mod chart;
 mod client;
 mod deployment;
+mod guard;
 mod mounted;
+mod pod;
 mod streams;
+mod ways;
 
 use std::time::Duration;
 
@@ -14,7 +17,9 @@ use anyhow::{Context, Result};
 use crate::{Options, cluster::Cluster, node, stages::Stages};
 use client::Client;
 use deployment::Deployment;
+use guard::Guard;
 use mounted::Mounted;
+use pod::Pod;
 
 /// An image with a model, which the recipe `e2e-model` makes.
 const MODEL_IMAGE: (&str, &str) = ("localhost/stoker-e2e-model", "dev");
@@ -37,7 +42,8 @@ pub(crate) fn run(options: &Options, cluster: &Cluster, stages: &mut Stages) -> 
     deployment.wait_ready(2).context("wait for 2 replicas")?;
     stages.done("2 replicas ready");
 
-    let client = Client::start(kubectl, deployment.url()?).context("start client pod")?;
+    let pod = Pod::start(kubectl, "default", "client").context("start client pod")?;
+    let client = Client::new(pod, deployment.url()?);
     client.wait_routed().context("reach the replicas through the Service")?;
     stages.done("the Service's address answers");
     let answer = client.ask("What is 2 + 3?").context("stream an answer")?;
@@ -59,6 +65,30 @@ pub(crate) fn run(options: &Options, cluster: &Cluster, stages: &mut Stages) -> 
     deployment.scale(1).context("scale down")?;
     client.ask("still there?").context("ask after scaling down")?;
     stages.done("scaled down to 1");
+
+    let guard = Guard::start(kubectl, pod).context("start pods that ask")?;
+    chart::guard(kubectl, &options.chart, guard::NAMED).context("switch gateways and NetworkPolicies on")?;
+    guard.wait_shut().context("policies that hold")?;
+    stages.done(
+        "gateways and NetworkPolicies on: three pods reach what the policies say, in every pod, and nothing else",
+    );
+    deployment.scale(3).context("scale up behind policies")?;
+    guard.wait_read(3).context("operator and gateways behind policies")?;
+    guard.wait_shut().context("policies that hold for new replicas")?;
+    stages.done("scaled up to 3 behind them; operator and gateways hear from all of them and from each other");
+    client.ask("through a gateway?").context("ask through the Service behind policies")?;
+    deployment.scale(1).context("scale down behind policies")?;
+    let drained = guard.drained().context("how replicas left behind policies")?;
+    stages.done(format_args!(
+        "an answer through the Service; scaled down to 1: {drained} replicas obeyed and were drained"
+    ));
+    chart::unguard(kubectl, &options.chart).context("switch NetworkPolicies off")?;
+    guard.wait_open().context("no policies")?;
+    stages.done("NetworkPolicies off: the same pods reach everything");
+    let refused = guard.forge_orders().context("orders that the operator did not sign")?;
+    deployment.wait_ready(1).context("a replica that was told to leave by others")?;
+    client.ask("still serving?").context("ask after forged orders")?;
+    stages.done(format_args!("orders to leave that the operator did not sign: {refused}; the replica serves"));
 
     let decision = deployment.explain_scaling().context("explain a decision through a forwarded port")?;
     stages.done(format_args!("kubectl stoker explain through a forwarded port: {decision:?}"));
