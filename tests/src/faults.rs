@@ -27,10 +27,19 @@ use futures::{Stream, StreamExt, stream};
 use http_body_util::BodyExt;
 use jiff::Timestamp;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
-use kube::{Client, ResourceExt, client::Body as KubeBody};
+use kube::{
+    Client, ResourceExt,
+    api::ListParams,
+    client::Body as KubeBody,
+    runtime::{
+        WatchStreamExt,
+        watcher::{self, Event, watcher},
+    },
+};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
 use stoker_cluster::{ControlPlane, Identity};
+use stoker_crds::InferenceDeployment;
 use stoker_operator::{desired::labels, observe, rollout::UNREACHABLE_PATIENCE};
 use stoker_replica::Intent;
 use tokio::{net::TcpListener, runtime::Runtime, sync::watch};
@@ -38,6 +47,7 @@ use tokio::{net::TcpListener, runtime::Runtime, sync::watch};
 use crate::{
     cluster::is_running,
     operator::{client_of, serves},
+    witness::{self, Witness},
 };
 
 /// What goes wrong, by the rows of docs/faults.md.
@@ -99,12 +109,17 @@ pub struct FaultProxy {
 
 struct Shared {
     upstream: Client,
+    /// With all rights: what an operator may not look at is looked at all the same.
+    observer: Client,
     script: Mutex<Script>,
     /// Process of the operator that is to be killed. Held while it is being killed, so that nobody takes it for alive meanwhile.
     victim: Mutex<u32>,
     /// Raised when every watch is to end.
     watches_end: watch::Sender<u32>,
     seen: Mutex<Seen>,
+    witness: Mutex<Witness>,
+    /// How soon the operator hears what happens; of the faults so far the one that lasts.
+    heard_within: Mutex<Option<Duration>>,
 }
 
 /// What goes wrong next.
@@ -143,12 +158,27 @@ const DENIED: [&str; 4] = ["pods", "services", "configmaps", "inferencedeploymen
 /// The Lease, as the chart names it.
 const LEASE: (&str, &str) = ("stoker-system", "stoker-operator");
 const BODY_BYTES_MAX: usize = 16 << 20;
+/// How long a generation is waited for that was asked for already.
+const WITNESS_PATIENCE: Duration = Duration::from_secs(2);
+
+impl Fault {
+    /// How soon an operator hears what happens to objects; `None`: it may never.
+    fn heard_within(self) -> Option<Duration> {
+        match self {
+            Self::MissedEvent | Self::RepeatedEvent | Self::StaleList => None,
+            // Until it goes on, or until its watches are whole again.
+            Self::Paused | Self::Gone | Self::Refused | Self::LostAnswer => Some(Duration::from_secs(20)),
+            _ => Some(Duration::from_secs(10)),
+        }
+    }
+}
 
 impl FaultProxy {
     /// Starts a proxy in front of this control plane.
     pub fn start(control_plane: &ControlPlane, seed: u64) -> Result<Self> {
         let runtime = Runtime::new()?;
         let upstream = runtime.block_on(client_of(&control_plane.kubeconfig_of(Identity::Operator)))?;
+        let observer = runtime.block_on(client_of(&control_plane.kubeconfig_path()))?;
         let script = Script {
             fault: Fault::None,
             random: StdRng::seed_from_u64(seed),
@@ -158,11 +188,16 @@ impl FaultProxy {
         };
         let shared = Arc::new(Shared {
             upstream,
+            observer,
             script: Mutex::new(script),
             victim: Mutex::new(0),
             watches_end: watch::Sender::new(0),
             seen: Mutex::default(),
+            witness: Mutex::default(),
+            heard_within: Mutex::new(Fault::None.heard_within()),
         });
+        runtime.spawn(hear_pods(shared.clone()));
+        runtime.spawn(hear_deployments(shared.clone()));
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
         let address = listener.local_addr()?;
         let app = Router::new().fallback(pass).with_state(shared.clone());
@@ -180,6 +215,7 @@ impl FaultProxy {
     /// From now on this goes wrong, and this process is the operator.
     pub fn begin(&self, fault: Fault, operator: u32) {
         *lock(&self.shared.victim) = operator;
+        *lock(&self.shared.heard_within) = fault.heard_within();
         let mut script = lock(&self.shared.script);
         script.fault = fault;
         script.writes_to_live = script.random.random_range(1..12);
@@ -370,6 +406,9 @@ impl Shared {
         if kind.writes && !kind.of_lease {
             lock(&self.seen).writes += 1;
             self.watch_over(&parts.method, path, &body).await;
+            if kind.of_status {
+                self.watch_over_status(path, &body).await;
+            }
             self.watch_over_leader(&parts).await;
         }
         let answer = self.upstream.send(upstream(&parts, body)?).await?;
@@ -415,7 +454,11 @@ impl Shared {
         let Some(version) = version.as_str() else {
             return self.violation(format!("{method} of {name} is not bound to a version"));
         };
-        let Ok(pod) = kube::Api::<Pod>::default_namespaced(self.upstream.clone()).get(name).await else { return };
+        let pod = match kube::Api::<Pod>::default_namespaced(self.observer.clone()).get_opt(name).await {
+            Ok(Some(pod)) => pod,
+            Ok(None) => return,
+            Err(error) => return self.violation(format!("{method} of {name} is not watched over: {error}")),
+        };
         if pod.resource_version().as_deref() != Some(version) {
             // Refused by the API server.
             return;
@@ -424,8 +467,71 @@ impl Shared {
             Method::DELETE => wrong_deletion(&pod, Timestamp::now()),
             _ => wrong_intent(&pod, &words),
         };
+        let takes_away = *method == Method::DELETE || drains(&words);
+        let wrong = if takes_away { wrong.or(self.wrong_departure(&pod).await) } else { wrong };
         if let Some(wrong) = wrong {
             self.violation(format!("{method} of {name}: {wrong}"));
+        }
+    }
+
+    /// Replicas leave one by one, so that enough of them serve.
+    async fn wrong_departure(&self, pod: &Pod) -> Option<String> {
+        let heard_within = (*lock(&self.heard_within))?;
+        let deployment = pod.labels().get(labels::INSTANCE)?;
+        let pods = kube::Api::<Pod>::default_namespaced(self.observer.clone());
+        let of_deployment = ListParams::default().labels(&format!("{}={deployment}", labels::INSTANCE));
+        let deployments = kube::Api::<InferenceDeployment>::default_namespaced(self.observer.clone());
+        let (others, deployment) = match (pods.list(&of_deployment).await, deployments.get_opt(deployment).await) {
+            (Ok(others), Ok(Some(deployment))) => (others, deployment),
+            (Ok(_), Ok(None)) => return None,
+            (Err(error), _) | (_, Err(error)) => return Some(format!("not watched over: {error}")),
+        };
+        if !self.has_heard_of(&deployment).await {
+            return None;
+        }
+        let (mut witness, now) = (lock(&self.witness), Instant::now());
+        others.iter().for_each(|other| witness.hear_pod(other, now));
+        witness.wrong_departure(pod, heard_within, now)
+    }
+
+    /// The witness hears of each generation, and may be a moment late.
+    async fn has_heard_of(&self, deployment: &InferenceDeployment) -> bool {
+        let asked = Instant::now();
+        loop {
+            if lock(&self.witness).generation(&deployment.uid().unwrap_or_default()) >= deployment.metadata.generation {
+                return true;
+            }
+            if asked.elapsed() > WITNESS_PATIENCE {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Who is called ready is so for all to see: of its present generation, and served by no other revision.
+    async fn watch_over_status(&self, path: &str, body: &Bytes) {
+        let words: Value = serde_json::from_slice(body).unwrap_or_default();
+        let (status, metadata) = (&words["status"], &words["metadata"]);
+        let Some(name) = path.strip_suffix("/status").and_then(|path| path.rsplit('/').next()) else { return };
+        let deployments = kube::Api::<InferenceDeployment>::default_namespaced(self.observer.clone());
+        if !witness::is_ready(status) {
+            return;
+        }
+        // Under an older CRD it may not be read, nor written.
+        let Ok(deployment) = deployments.get(name).await else { return };
+        let Some(version) = metadata["resourceVersion"].as_str() else {
+            return self.violation(format!("{name} is called ready, bound to no version"));
+        };
+        if deployment.resource_version().as_deref() != Some(version) {
+            // Refused by the API server.
+            return;
+        }
+        let (uid, revision) = (deployment.uid().unwrap_or_default(), status["revision"].as_str().unwrap_or_default());
+        let of_pods = (*lock(&self.heard_within))
+            .and_then(|heard_within| lock(&self.witness).wrong_ready(&uid, revision, heard_within, Instant::now()));
+        let wrong = witness::wrong_generation(status, deployment.metadata.generation).or(of_pods);
+        if let Some(wrong) = wrong {
+            self.violation(format!("{name} is called ready: {wrong}"));
         }
     }
 
@@ -435,7 +541,7 @@ impl Shared {
         if lock(&self.script).fault != Fault::Paused || path.contains("/events") {
             return;
         }
-        let leases = kube::Api::<Lease>::namespaced(self.upstream.clone(), LEASE.0);
+        let leases = kube::Api::<Lease>::namespaced(self.observer.clone(), LEASE.0);
         let Ok(lease) = leases.get(LEASE.1).await else { return };
         let holder = lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
         let writer = parts.headers.get(header::USER_AGENT).and_then(|agent| agent.to_str().ok()).unwrap_or_default();
@@ -466,6 +572,31 @@ impl Shared {
         let begin_anew = stream::once(async { Ok(expired()) });
         answer_of(&head, Body::from_stream(told.take_until(over).chain(begin_anew)))
     }
+}
+
+async fn hear_pods(shared: Arc<Shared>) {
+    let pods = watcher(kube::Api::<Pod>::default_namespaced(shared.observer.clone()), watcher::Config::default());
+    let heard = pods.default_backoff().for_each(|event| {
+        let (mut witness, now) = (lock(&shared.witness), Instant::now());
+        match event {
+            Ok(Event::Apply(pod) | Event::InitApply(pod)) => witness.hear_pod(&pod, now),
+            Ok(Event::Delete(pod)) => witness.hear_gone(&pod, now),
+            Ok(Event::Init | Event::InitDone) | Err(_) => {}
+        }
+        std::future::ready(())
+    });
+    heard.await;
+}
+
+async fn hear_deployments(shared: Arc<Shared>) {
+    let deployments = kube::Api::<InferenceDeployment>::default_namespaced(shared.observer.clone());
+    let heard = watcher(deployments, watcher::Config::default()).default_backoff().for_each(|event| {
+        if let Ok(Event::Apply(deployment) | Event::InitApply(deployment)) = event {
+            lock(&shared.witness).hear_deployment(&deployment, Instant::now());
+        }
+        std::future::ready(())
+    });
+    heard.await;
 }
 
 /// The event that says: what you missed is told no more, list again.
@@ -538,9 +669,17 @@ fn wrong_deletion(pod: &Pod, now: Timestamp) -> Option<String> {
     }
 }
 
+/// The intent that these words put on a pod.
+fn intent_in(words: &Value) -> Option<Intent> {
+    Intent::parse(words["metadata"]["annotations"][labels::INTENT].as_str()?)
+}
+
+fn drains(words: &Value) -> bool {
+    intent_in(words).is_some_and(|intent| intent.drain_since().is_some())
+}
+
 fn wrong_intent(pod: &Pod, words: &Value) -> Option<String> {
-    let text = words["metadata"]["annotations"][labels::INTENT].as_str()?;
-    let (before, after) = (observe::intent_of(pod)?, Intent::parse(text)?);
+    let (before, after) = (observe::intent_of(pod)?, intent_in(words)?);
     (after.number <= before.number).then(|| format!("number {} after {}", after.number, before.number))
 }
 

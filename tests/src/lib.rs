@@ -43,3 +43,4 @@ pub mod thinking;
 pub mod transit;
 pub mod wall_clock;
 pub mod web;
+pub mod witness;
