@@ -25,7 +25,7 @@ use axum::{
 };
 use futures::{Stream, StreamExt, stream};
 use http_body_util::BodyExt;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use kube::{
     Client, ResourceExt,
@@ -77,6 +77,11 @@ pub enum Fault {
     Paused,
     /// The operator's wall clock is set, ahead and back.
     Clock,
+    /// Between operator and API server all is well; users change, take out and put back any field, give values that may not be and fields
+    /// that there are none of.
+    Fields,
+    /// The CRD is replaced by an older one, now and then one that knows not all that is stored, and by the present one again.
+    Crd,
     /// Between operator and API server all is well; the node takes no more pods, or falls silent, now and then for so long that it counts as lost.
     Node,
     /// The same; agents lie, freeze, and answer badly.
@@ -167,7 +172,7 @@ impl Fault {
         match self {
             Self::MissedEvent | Self::RepeatedEvent | Self::StaleList => None,
             // Until it goes on, or until its watches are whole again.
-            Self::Paused | Self::Gone | Self::Refused | Self::LostAnswer => Some(Duration::from_secs(20)),
+            Self::Paused | Self::Gone | Self::Refused | Self::LostAnswer | Self::Crd => Some(Duration::from_secs(20)),
             _ => Some(Duration::from_secs(10)),
         }
     }
@@ -464,7 +469,7 @@ impl Shared {
             return;
         }
         let wrong = match *method {
-            Method::DELETE => wrong_deletion(&pod, Timestamp::now()),
+            Method::DELETE => wrong_deletion(&pod, self.obeys_within(), Timestamp::now()),
             _ => wrong_intent(&pod, &words),
         };
         let takes_away = *method == Method::DELETE || drains(&words);
@@ -472,6 +477,12 @@ impl Shared {
         if let Some(wrong) = wrong {
             self.violation(format!("{method} of {name}: {wrong}"));
         }
+    }
+
+    /// How long a pod is seen to serve after it was told to leave only if it does not obey. An agent that is frozen when it has said that it
+    /// is empty answers no probe, so its pod is seen to serve for longer.
+    fn obeys_within(&self) -> SignedDuration {
+        if lock(&self.script).fault == Fault::Agents { SignedDuration::ZERO } else { UNREACHABLE_PATIENCE }
     }
 
     /// Replicas leave one by one, so that enough of them serve.
@@ -657,14 +668,14 @@ impl Events {
     }
 }
 
-fn wrong_deletion(pod: &Pod, now: Timestamp) -> Option<String> {
+fn wrong_deletion(pod: &Pod, obeys_within: SignedDuration, now: Timestamp) -> Option<String> {
     let intent = observe::intent_of(pod);
     let drains = intent.and_then(|intent| intent.drain_since());
     match drains {
         _ if !serves(pod) => None,
         None => Some("it serves and was never told to drain".to_owned()),
         // Its agent cannot be empty while it is ready: only one that does not obey may go.
-        Some(since) if now.duration_since(since) < UNREACHABLE_PATIENCE => Some("it still serves".to_owned()),
+        Some(since) if now.duration_since(since) < obeys_within => Some("it still serves".to_owned()),
         Some(_) => None,
     }
 }

@@ -9,6 +9,7 @@ pub mod bucket;
 pub mod bystanders;
 pub mod clients;
 pub mod cluster;
+pub mod crds;
 pub mod demo;
 pub mod docs;
 pub mod drifted;

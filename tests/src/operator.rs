@@ -20,7 +20,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, Config, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, ValidationDirective},
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde_json::{Value, json};
@@ -95,12 +95,17 @@ impl Rig {
 
     /// Creates or changes a deployment, as `kubectl apply --server-side` does.
     pub fn apply(&self, name: &str, spec: Value) -> Result<()> {
-        let object = json!({
-            "apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": name}, "spec": spec,
-        });
-        let params = PatchParams { field_validation: Some(kube::api::ValidationDirective::Strict), ..applying() };
-        self.runtime.block_on(self.deployments().patch(name, &params, &Patch::Apply(object)))?;
+        self.try_apply(name, spec)?;
         Ok(())
+    }
+
+    /// The same; the spec that is stored then, or why none is.
+    pub fn try_apply(&self, name: &str, spec: Value) -> kube::Result<Value> {
+        let kind = ApiResource::erase::<InferenceDeployment>(&());
+        let deployments = Api::<DynamicObject>::namespaced_with(self.client.clone(), NAMESPACE, &kind);
+        let stored =
+            self.runtime.block_on(deployments.patch(name, &strictly_applying(), &Patch::Apply(object(name, spec))))?;
+        Ok(stored.data["spec"].clone())
     }
 
     /// Scales through the scale subresource.
@@ -578,8 +583,13 @@ fn chart_rules() -> Result<Vec<Value>> {
     Ok(serde_norway::from_str(rules)?)
 }
 
-fn applying() -> PatchParams {
-    PatchParams::apply("test").force()
+fn object(name: &str, spec: Value) -> Value {
+    json!({"apiVersion": "stoker.dev/v1alpha1", "kind": "InferenceDeployment", "metadata": {"name": name}, "spec": spec})
+}
+
+fn strictly_applying() -> PatchParams {
+    let field_validation = Some(ValidationDirective::Strict);
+    PatchParams { field_validation, ..PatchParams::apply("test").force() }
 }
 
 fn of(name: &str) -> ListParams {

@@ -12,19 +12,30 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Pod, Service},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
 use stoker_cluster::{Audit, ControlPlaneOptions, Controllers, NodeOptions};
+use stoker_crds::crd::crd;
+use stoker_operator::validate::{Defaults, validate};
 use stoker_tests::{
+    crds,
     faults::{Fault, FaultProxy},
-    operator::{NAMESPACE, Operator, Rig},
+    operator::{AGENT_IMAGE, NAMESPACE, Operator, Rig, condition},
     wall_clock::WallClock,
 };
+
+use self::fields::{another, fields, objects, schema_of_spec, take_out};
+
+#[path = "../../operator/tests/fields/mod.rs"]
+mod fields;
 
 /// Deployments beside each other.
 const BATCH: usize = 40;
@@ -38,9 +49,21 @@ const LEASE_OVER: Duration = Duration::from_secs(18);
 const NODE_GRACE: Duration = Duration::from_secs(12);
 const HEARTBEAT: Duration = Duration::from_secs(3);
 const YEAR: i64 = 8766 * 3600;
+/// Fields that an older CRD lacks: those that no object of here has, and those without which no status can be written or what is in every
+/// spec is neither read nor kept.
+const LATER: [&str; 8] = [
+    "/spec/pod",
+    "/spec/engine/itlTargetMs",
+    "/status/budget",
+    "/status/standby",
+    "/status/rollout",
+    "/status/readyOfWanted",
+    "/spec/engine/maxNumSeqs",
+    "/spec/drain",
+];
 
 /// What a user does.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Act {
     Change,
     /// Three changes at once, the last is as before the first.
@@ -91,9 +114,124 @@ const ALL_TROUBLES: [Trouble; 14] = [
     Trouble::Dies,
 ];
 
+/// What a user does with a field.
+#[derive(Clone, Copy, Debug)]
+enum Edit {
+    /// It has a value.
+    Set,
+    /// It has another.
+    Change,
+    TakeOut,
+    /// It has a value of another type, which is refused.
+    Mistype,
+    /// There is another field beside it, which is refused.
+    Misname,
+}
+
+const ALL_EDITS: [Edit; 5] = [Edit::Set, Edit::Change, Edit::TakeOut, Edit::Mistype, Edit::Misname];
+const MISNAMED: &str = "misnamed";
+
+/// A spec with an edited field.
+struct Edited {
+    edit: Edit,
+    field: String,
+    spec: Value,
+}
+
+impl Edited {
+    /// A field of the schema, as it is in an object that has many, alone or with all that it stands among.
+    fn draw(spec: &Value, random: &mut StdRng) -> Self {
+        let samples = objects();
+        let sample = &samples[random.random_range(0..samples.len())];
+        let all = fields(&schema_of_spec(crd()), "");
+        let all: Vec<String> = all.into_iter().filter(|field| sample.pointer(field).is_some()).collect();
+        let field = all[random.random_range(0..all.len())].clone();
+        let (edit, section) = (ALL_EDITS[random.random_range(0..ALL_EDITS.len())], section(&field));
+        let (mut spec, value) = (spec.clone(), sample.pointer(&field).unwrap());
+        if section == "scaling" || random.random_bool(0.5) {
+            spec[section] = sample[section].clone();
+        } else {
+            set(&mut spec, &field, value.clone());
+        }
+        if section == "scaling" {
+            take_out(&mut spec, "/replicas");
+        }
+        match edit {
+            Edit::Set => {}
+            Edit::Change => another(value).into_iter().for_each(|value| set(&mut spec, &field, value)),
+            Edit::TakeOut => take_out(&mut spec, &field),
+            Edit::Mistype => {
+                let mistyped = if value.is_string() { true.into() } else { Value::from("mistyped") };
+                set(&mut spec, &field, mistyped);
+            }
+            Edit::Misname => {
+                let beside = field.rsplit_once('/').unwrap().0;
+                set(&mut spec, &format!("{beside}/{MISNAMED}"), true.into());
+            }
+        }
+        Self { edit, field, spec }
+    }
+
+    /// What became of it: stored as it was sent, or refused in words that name what was sent.
+    fn is_answered_by(&self, answer: Result<Value, kube::Error>) -> Result<()> {
+        let Self { edit, field, spec } = self;
+        let named = match edit {
+            Edit::Misname => MISNAMED,
+            Edit::Mistype => field.rsplit('/').next().unwrap(),
+            Edit::Set | Edit::Change | Edit::TakeOut => section(field),
+        };
+        match (answer, edit) {
+            (Ok(stored), Edit::Set | Edit::Change | Edit::TakeOut) => {
+                let sent = as_stored(spec.clone());
+                ensure!(as_stored(stored.clone()) == sent, "{edit:?} of {field}: {sent} was stored as {stored}");
+            }
+            (Ok(stored), Edit::Mistype | Edit::Misname) => anyhow::bail!("{edit:?} of {field} was stored as {stored}"),
+            (Err(kube::Error::Api(refusal)), _) => {
+                ensure!(refusal.message.contains(named), "{edit:?} of {field}: {named} is not in {}", refusal.message);
+            }
+            (Err(error), _) => return Err(error.into()),
+        }
+        Ok(())
+    }
+}
+
+/// With whole numbers as they are told: the API server knows no others.
+fn as_stored(value: Value) -> Value {
+    match value {
+        Value::Number(number) => {
+            let whole = number.as_f64().filter(|number| number.fract() == 0.0);
+            whole.map_or(Value::Number(number), |whole| (whole as i64).into())
+        }
+        Value::Array(items) => items.into_iter().map(as_stored).collect(),
+        Value::Object(fields) => fields.into_iter().map(|(name, value)| (name, as_stored(value))).collect(),
+        Value::Null | Value::Bool(_) | Value::String(_) => value,
+    }
+}
+
+/// The field of a spec that this one is a part of.
+fn section(field: &str) -> &str {
+    field.split('/').nth(1).unwrap()
+}
+
+/// Sets a field, and what it is a part of.
+fn set(spec: &mut Value, field: &str, value: Value) {
+    *field.split('/').skip(1).fold(spec, |spec, name| &mut spec[name]) = value;
+}
+
+/// What a user does under a fault.
+fn acts(fault: Fault) -> &'static [Act] {
+    match fault {
+        // Between two watches of a kind Kubernetes' garbage collector takes an object that was made anew for the one that is gone, and leaves
+        // the children of that.
+        Fault::Crd => ALL_ACTS.strip_suffix(&[Act::MakeAnew]).expect("it is the last one"),
+        _ => &ALL_ACTS,
+    }
+}
+
 /// One deployment and what its user wants last.
 struct Life {
     name: String,
+    acts: &'static [Act],
     spec: Value,
     random: StdRng,
 }
@@ -101,7 +239,7 @@ struct Life {
 impl Life {
     fn new(fault: Fault, seed: u64) -> Self {
         let name = format!("{}-{seed}", format!("{fault:?}").to_lowercase());
-        let mut life = Self { name, spec: Value::Null, random: StdRng::seed_from_u64(seed) };
+        let mut life = Self { name, acts: acts(fault), spec: Value::Null, random: StdRng::seed_from_u64(seed) };
         life.spec = life.draw();
         life
     }
@@ -116,7 +254,7 @@ impl Life {
     }
 
     fn act(&mut self, rig: &Rig) -> Result<()> {
-        let act = ALL_ACTS[self.random.random_range(0..ALL_ACTS.len())];
+        let act = self.acts[self.random.random_range(0..self.acts.len())];
         let name = self.name.clone();
         match act {
             Act::Change => self.spec = self.draw(),
@@ -158,11 +296,41 @@ impl Life {
         Ok(())
     }
 
-    /// Its agents are as agents should be again.
-    fn calm(&self, rig: &Rig) -> Result<()> {
-        for pod in rig.pods(&self.name)? {
-            befall(rig, &pod, Trouble::GoesOn);
-            befall(rig, &pod, Trouble::Answers("none"));
+    /// Its user edits a field, until the next act.
+    fn edit(&mut self, rig: &Rig, proxy: &FaultProxy) -> Result<()> {
+        let edited = Edited::draw(&self.spec, &mut self.random);
+        proxy.note_fault();
+        edited.is_answered_by(rig.try_apply(&self.name, edited.spec.clone()))
+    }
+
+    /// What is stored is looked at, and what cannot be deployed is called so.
+    fn is_surfaced(&self, rig: &Rig) -> Result<bool> {
+        let deployment = rig.get(&self.name)?;
+        let defaults = Defaults { agent_image: AGENT_IMAGE.to_owned(), ..Defaults::default() };
+        let is_invalid = validate(&deployment, &defaults).is_err();
+        let is_seen =
+            deployment.status.as_ref().and_then(|status| status.observed_generation) == deployment.metadata.generation;
+        let is_told = condition(&deployment, "Ready").is_some_and(|(_, reason, _)| reason == "InvalidSpec");
+        Ok(is_seen && (is_told || !is_invalid))
+    }
+
+    /// Its agents and its spec are as they should be again.
+    fn calm(&self, rig: &Rig, fault: Fault) -> Result<()> {
+        match fault {
+            Fault::Agents => {
+                for pod in rig.pods(&self.name)? {
+                    befall(rig, &pod, Trouble::GoesOn);
+                    befall(rig, &pod, Trouble::Answers("none"));
+                }
+            }
+            Fault::Fields => rig.apply(&self.name, self.spec.clone())?,
+            // What was read and written without a field lacks it until somebody says it again.
+            Fault::Crd => {
+                _ = rig.wait("the present CRD is in force", SETTLED_WITHIN, |rig| {
+                    rig.apply(&self.name, self.spec.clone()).map(|()| true)
+                })?
+            }
+            _ => {}
         }
         Ok(())
     }
@@ -185,6 +353,10 @@ enum Around {
     Clock(WallClock),
     /// The only node there is.
     Node,
+    /// The CRD.
+    Crd {
+        is_older: bool,
+    },
 }
 
 impl Around {
@@ -201,6 +373,7 @@ impl Around {
                 Self::Clock(clock)
             }
             Fault::Node => Self::Node,
+            Fault::Crd => Self::Crd { is_older: false },
             _ => Self::Nothing,
         })
     }
@@ -208,7 +381,7 @@ impl Around {
     /// Something befalls one of them, or is over.
     fn befall(&mut self, rig: &mut Rig, proxy: &FaultProxy, random: &mut StdRng) -> Result<()> {
         match self {
-            Self::Nothing => return Ok(()),
+            Self::Nothing | Self::Crd { .. } => return Ok(()),
             Self::Second(second) => {
                 let one = if random.random_bool(0.5) { &mut rig.operator } else { second };
                 let freezes = random.random_bool(0.5);
@@ -231,8 +404,9 @@ impl Around {
         Ok(())
     }
 
-    /// Whoever leads is frozen for so long that somebody else does; a node is silent for so long that it counts as lost.
-    fn outlast(&mut self, rig: &mut Rig, proxy: &FaultProxy) -> Result<()> {
+    /// Whoever leads is frozen for so long that somebody else does; a node is silent for so long that it counts as lost; the CRD is older
+    /// until the next time.
+    fn outlast(&mut self, rig: &mut Rig, proxy: &FaultProxy, random: &mut StdRng) -> Result<()> {
         match self {
             Self::Nothing | Self::Clock(_) => Ok(()),
             Self::Second(second) => Self::outlast_lease(second, rig, proxy),
@@ -243,6 +417,12 @@ impl Around {
                 rig.wait("the node counts as lost", SETTLED_WITHIN, is_lost)?;
                 rig.cluster.node.speak();
                 Ok(())
+            }
+            Self::Crd { is_older } => {
+                *is_older = !*is_older;
+                proxy.note_fault();
+                let lacks = LATER[random.random_range(0..LATER.len())];
+                if *is_older { install(rig, &crds::before(&crd(), lacks)) } else { install(rig, &crd()) }
             }
         }
     }
@@ -269,6 +449,10 @@ impl Around {
                 rig.cluster.node.speak();
                 takes_pods(rig, true)
             }
+            Self::Crd { is_older } => {
+                *is_older = false;
+                install(rig, &crd())
+            }
         }
     }
 
@@ -276,6 +460,26 @@ impl Around {
     fn revive(&mut self) -> Result<()> {
         if let Self::Second(second) = self { second.restart() } else { Ok(()) }
     }
+}
+
+/// Puts a CRD in the place of the one that is there, as an upgrade does.
+fn install(rig: &Rig, crd: &CustomResourceDefinition) -> Result<()> {
+    let api = Api::<CustomResourceDefinition>::all(rig.client());
+    let mut next = crd.clone();
+    // Its status is written meanwhile.
+    rig.wait("the CRD is replaced", SETTLED_WITHIN, |rig| {
+        next.metadata.resource_version = rig.block_on(api.get(&crd.name_any()))?.resource_version();
+        Ok(rig.block_on(api.replace(&crd.name_any(), &PostParams::default(), &next)).is_ok())
+    })?;
+    Ok(())
+}
+
+/// A user whose CRD is older, or is being replaced, is told so.
+fn is_of_older_crd(error: &anyhow::Error) -> bool {
+    let told = format!("{error:#}");
+    ["not declared in schema", "unknown field", "could not find the requested resource", "not found"]
+        .iter()
+        .any(|words| told.contains(words))
 }
 
 /// The scheduler may send pods to the node, or may not.
@@ -325,17 +529,26 @@ fn batch(rig: &mut Rig, proxy: &FaultProxy, around: &mut Around, fault: Fault, s
             if fault == Fault::Agents {
                 life.trouble(rig, proxy)?;
             }
-            life.act(rig)?;
+            match life.act(rig) {
+                Err(error) if fault == Fault::Crd && is_of_older_crd(&error) => {}
+                acted => acted?,
+            }
+            if fault == Fault::Fields {
+                life.edit(rig, proxy)?;
+            }
             sleep(Duration::from_millis(random.random_range(0..120)));
         }
         sleep(Duration::from_millis(random.random_range(0..1500)));
+        for life in lives.iter().filter(|_| fault == Fault::Fields) {
+            rig.wait(&format!("{} is looked at", life.name), SETTLED_WITHIN, |rig| life.is_surfaced(rig))?;
+        }
         if act % 3 == 2 {
-            around.outlast(rig, proxy)?;
+            around.outlast(rig, proxy, &mut random)?;
         }
     }
     proxy.end();
     around.calm(rig)?;
-    lives.iter().filter(|_| fault == Fault::Agents).try_for_each(|life| life.calm(rig))?;
+    lives.iter().try_for_each(|life| life.calm(rig, fault))?;
     for life in &lives {
         revive(rig, proxy, Fault::None)?;
         around.revive()?;
@@ -469,6 +682,16 @@ fn a_wall_clock_that_is_set_ahead_and_back() {
 #[test]
 fn a_node_that_takes_no_pods_falls_silent_and_counts_as_lost() {
     suffer(Fault::Node);
+}
+
+#[test]
+fn fields_that_are_changed_taken_out_and_put_back_mistyped_and_misnamed() {
+    suffer(Fault::Fields);
+}
+
+#[test]
+fn a_crd_that_is_older_for_a_while_and_upgraded_under_stored_objects() {
+    suffer(Fault::Crd);
 }
 
 #[test]
