@@ -145,22 +145,24 @@ async fn where_one_sent_a_prompt_all_know_before_its_replica_says_that_it_holds_
         let unknown = dry_run(addresses.last().unwrap()).await;
         assert!(unknown.iter().all(|replica| replica["prefix"] == "none"), "{unknown:?}");
     }
-    // Nobody answers there: both are tried, and would have held it.
-    assert_eq!(asked(&addresses[0], "explain").await.status(), 502);
-    let own = dry_run(&addresses[0]).await;
-    assert!(own.iter().all(|replica| replica["prefix"] == "predicted"), "{own:?}");
-    for address in &addresses[1..] {
+    // Nobody answers there: both are tried, again and again.
+    let address = addresses[0].clone();
+    let asking = tokio::spawn(async move { asked(&address, "explain").await });
+    for address in &addresses {
         let begun = Instant::now();
         loop {
             let told = dry_run(address).await;
-            let held =
-                |replica: &Value| (replica["pod"].clone(), replica["prefix"].clone(), replica["cachedTokens"].clone());
-            if told.iter().map(held).eq(own.iter().map(held)) {
+            if told
+                .iter()
+                .all(|replica| replica["prefix"] == "predicted" && replica["cachedTokens"].as_u64() > Some(100))
+            {
                 break;
             }
-            assert!(begun.elapsed() < Duration::from_secs(30), "{told:?}, not as {own:?}");
+            assert!(begun.elapsed() < Duration::from_secs(30), "{told:?}");
         }
     }
+    assert!(!asking.is_finished(), "nobody has answered");
+    asking.abort();
 }
 
 #[tokio::test]
