@@ -130,6 +130,8 @@ struct Shared {
 /// What goes wrong next.
 struct Script {
     fault: Fault,
+    /// Agents freeze; also when faults have ended, those that are thawed go on from where they were.
+    agents_freeze: bool,
     random: StdRng,
     /// Writes until the operator is killed.
     writes_to_live: u32,
@@ -186,6 +188,7 @@ impl FaultProxy {
         let observer = runtime.block_on(client_of(&control_plane.kubeconfig_path()))?;
         let script = Script {
             fault: Fault::None,
+            agents_freeze: false,
             random: StdRng::seed_from_u64(seed),
             writes_to_live: 0,
             lists: HashMap::new(),
@@ -223,6 +226,7 @@ impl FaultProxy {
         *lock(&self.shared.heard_within) = fault.heard_within();
         let mut script = lock(&self.shared.script);
         script.fault = fault;
+        script.agents_freeze = fault == Fault::Agents;
         script.writes_to_live = script.random.random_range(1..12);
         script.outage.is_on = false;
     }
@@ -479,10 +483,10 @@ impl Shared {
         }
     }
 
-    /// How long a pod is seen to serve after it was told to leave only if it does not obey. An agent that is frozen when it has said that it
-    /// is empty answers no probe, so its pod is seen to serve for longer.
+    /// How long a pod is seen to serve after it was told to leave only if it does not obey. An agent that was frozen meanwhile is empty as soon
+    /// as it is thawed, before it has been probed.
     fn obeys_within(&self) -> SignedDuration {
-        if lock(&self.script).fault == Fault::Agents { SignedDuration::ZERO } else { UNREACHABLE_PATIENCE }
+        if lock(&self.script).agents_freeze { SignedDuration::ZERO } else { UNREACHABLE_PATIENCE }
     }
 
     /// Replicas leave one by one, so that enough of them serve.
