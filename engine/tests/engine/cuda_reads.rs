@@ -77,11 +77,6 @@ fn a_prompt_s_tokens_are_as_likely_as_the_logits_in_front_of_them_say() {
     }
 }
 
-/// By the largest value: what rounding each to bf16, layer by layer, costs.
-fn distance(ours: &[f32], theirs: &[f32]) -> f64 {
-    cuda::difference(ours, theirs)
-}
-
 #[test]
 fn vectors_are_those_of_sentence_transformers_within_the_noise_of_bf16() {
     if !cuda::has_gpu("vectors_are_those_of_sentence_transformers_within_the_noise_of_bf16") {
@@ -103,7 +98,7 @@ fn vectors_are_those_of_sentence_transformers_within_the_noise_of_bf16() {
                 let length = ours.iter().map(|value| value * value).sum::<f32>().sqrt();
                 ours.iter_mut().for_each(|value| *value /= length);
             }
-            let distance = distance(&ours, &theirs);
+            let distance = cuda::difference(&ours, &theirs);
             println!("{name}, {} bytes: {distance:.2e} of the largest value; bound {noise:.2e}", text.len());
             assert!(distance < noise, "{name}, {text}: {distance}");
         }
@@ -120,7 +115,7 @@ fn a_vector_on_a_gpu_has_the_same_bits_however_its_prompt_is_cut_found_or_accomp
     for pooling in [Pooling::LastToken, Pooling::Mean] {
         let (whole, cut) = (start(limits(512, true)), start(limits(32, true)));
         let alone = vector(&whole, asked(prompt.clone(), pooling));
-        let distance = distance(&alone, &vector(&cpu, asked(prompt.clone(), pooling)));
+        let distance = cuda::difference(&alone, &vector(&cpu, asked(prompt.clone(), pooling)));
         println!("{pooling:?}: {distance:.2e} of the largest value beside the CPU");
         assert!(distance < 2.0 * cuda::golden().1, "{pooling:?}: {distance}");
         for engine in [&whole, &cut] {
