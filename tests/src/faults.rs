@@ -130,8 +130,9 @@ struct Shared {
 /// What goes wrong next.
 struct Script {
     fault: Fault,
-    /// Agents freeze; also when faults have ended, those that are thawed go on from where they were.
-    agents_freeze: bool,
+    /// Pods are called ready for longer than they are: agents freeze, or the node is silent. Also when faults have ended, those that are
+    /// thawed go on from where they were.
+    readiness_lags: bool,
     random: StdRng,
     /// Writes until the operator is killed.
     writes_to_live: u32,
@@ -188,7 +189,7 @@ impl FaultProxy {
         let observer = runtime.block_on(client_of(&control_plane.kubeconfig_path()))?;
         let script = Script {
             fault: Fault::None,
-            agents_freeze: false,
+            readiness_lags: false,
             random: StdRng::seed_from_u64(seed),
             writes_to_live: 0,
             lists: HashMap::new(),
@@ -226,7 +227,7 @@ impl FaultProxy {
         *lock(&self.shared.heard_within) = fault.heard_within();
         let mut script = lock(&self.shared.script);
         script.fault = fault;
-        script.agents_freeze = fault == Fault::Agents;
+        script.readiness_lags = matches!(fault, Fault::Agents | Fault::Node);
         script.writes_to_live = script.random.random_range(1..12);
         script.outage.is_on = false;
     }
@@ -484,9 +485,9 @@ impl Shared {
     }
 
     /// How long a pod is seen to serve after it was told to leave only if it does not obey. An agent that was frozen meanwhile is empty as soon
-    /// as it is thawed, before it has been probed.
+    /// as it is thawed, before it has been probed; of a node that is silent nobody hears what was probed.
     fn obeys_within(&self) -> SignedDuration {
-        if lock(&self.script).agents_freeze { SignedDuration::ZERO } else { UNREACHABLE_PATIENCE }
+        if lock(&self.script).readiness_lags { SignedDuration::ZERO } else { UNREACHABLE_PATIENCE }
     }
 
     /// Replicas leave one by one, so that enough of them serve.
