@@ -484,8 +484,8 @@ impl Shared {
         }
     }
 
-    /// How long a pod is seen to serve after it was told to leave only if it does not obey. An agent that was frozen meanwhile is empty as soon
-    /// as it is thawed, before it has been probed; of a node that is silent nobody hears what was probed.
+    /// How long a pod is seen to serve after it was told to leave only if it does not obey. Where agents freeze or a node is silent it is not
+    /// judged: who is still called ready is deleted at its drain's deadline, before this patience ends. The deadline would be the closer bound.
     fn obeys_within(&self) -> SignedDuration {
         if lock(&self.script).readiness_lags { SignedDuration::ZERO } else { UNREACHABLE_PATIENCE }
     }
