@@ -76,36 +76,22 @@ fn named(replica: &Replica, Trouble { reason, message }: Trouble) -> Trouble {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use jiff::Timestamp;
     use stoker_crds::{
         contract::{DrainSettings, LoadReport, PROTOCOL},
         intent::Want,
     };
-    use stoker_replica::{Intent, Needs, ObservedPod, Reading};
+    use stoker_replica::{Intent, Reading};
 
     use super::*;
+    use crate::observe::fixture::observed_pod;
 
     const UNREAD: &str = "cannot be read";
     const NEVER_SERVES: &str = "does not come to serve";
     const NEWER: &str = "upgrade the operator";
 
     fn replica(stage: Stage, reading: Reading) -> Replica {
-        let pod = ObservedPod {
-            name: "chat-r1-0".into(),
-            uid: "u".into(),
-            revision: "r1".into(),
-            ordinal: 0,
-            resource_version: "1".into(),
-            created: Timestamp::UNIX_EPOCH,
-            stage,
-            lost: false,
-            gone_by: None,
-            node: None,
-            needs: Needs { requests: BTreeMap::new(), node_selector: BTreeMap::new() },
-        };
-        Replica { pod, reading, intent: None }
+        Replica { pod: observed_pod(stage), reading, intent: None }
     }
 
     fn speaks(protocol: u32) -> Reading {
@@ -120,21 +106,21 @@ mod tests {
     fn one_that_serves_is_named_if_it_cannot_be_read_or_nobody_would_follow_it() {
         let said = |reading, wanted| of_serving(&replica(Stage::Serving, reading), wanted);
         for (reading, wanted, words) in [
-            (speaks(PROTOCOL), "r1", None),
-            (Reading::missing(), "r1", None),
-            (Reading::default(), "r1", None),
-            (speaks(0), "r1", Some(NEVER_SERVES)),
+            (speaks(PROTOCOL), "a", None),
+            (Reading::missing(), "a", None),
+            (Reading::default(), "a", None),
+            (speaks(0), "a", Some(NEVER_SERVES)),
             // It is read, obeys and is replaced.
-            (speaks(0), "r2", None),
-            (Reading::of_older_agent(), "r1", Some(UNREAD)),
-            (Reading::of_older_agent(), "r2", Some(UNREAD)),
-            (speaks(PROTOCOL + 1), "r2", Some(NEWER)),
+            (speaks(0), "b", None),
+            (Reading::of_older_agent(), "a", Some(UNREAD)),
+            (Reading::of_older_agent(), "b", Some(UNREAD)),
+            (speaks(PROTOCOL + 1), "b", Some(NEWER)),
         ] {
             let trouble = said(reading.clone(), wanted);
             assert_eq!(trouble.is_some(), words.is_some(), "{reading:?} {trouble:?}");
             if let Some((trouble, words)) = trouble.zip(words) {
                 assert!(
-                    trouble.message.starts_with("pod chat-r1-0: ") && trouble.message.contains(words),
+                    trouble.message.starts_with("pod chat-a-0: ") && trouble.message.contains(words),
                     "{trouble:?}"
                 );
                 assert!(trouble.message.contains("pod.image"), "{trouble:?}");
@@ -148,9 +134,9 @@ mod tests {
         let older = || replica(Stage::Serving, Reading::of_older_agent());
         let want = Want::Drain(DrainSettings::default());
         let leaves = Replica { intent: Some(Intent { number: 1, want, since: Timestamp::UNIX_EPOCH }), ..older() };
-        assert_eq!(of_serving(&leaves, "r2"), None);
+        assert_eq!(of_serving(&leaves, "b"), None);
         for stage in [Stage::Leaving, Stage::Starting, crashed()] {
-            assert_eq!(of_serving(&replica(stage, Reading::of_older_agent()), "r2"), None);
+            assert_eq!(of_serving(&replica(stage, Reading::of_older_agent()), "b"), None);
         }
     }
 

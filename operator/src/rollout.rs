@@ -20,7 +20,8 @@ use jiff::{SignedDuration, Timestamp};
 use stoker_crds::contract::DrainSettings;
 use stoker_replica::{Needs, Replica};
 
-pub(crate) use self::leave::{deadline, told_since, unseen_since};
+pub use self::leave::deadline;
+pub(crate) use self::leave::{told_since, unseen_since};
 pub use self::replacing::{Missing, Replacing, ReplacingRule, Share};
 use self::{
     failures::Failures,

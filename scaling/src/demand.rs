@@ -97,7 +97,8 @@ pub struct Term {
 pub struct Demand {
     /// Every term that applied, in a fixed order.
     pub terms: Vec<Term>,
-    /// Which part of the past was looked at.
+    /// Which part of the past was looked at; `mood` in records of before 2026-11-29.
+    #[serde(alias = "mood")]
     pub regime: Regime,
     /// Preemptions have come in a burst.
     pub is_preempting: bool,
@@ -570,5 +571,13 @@ mod tests {
         };
         // 24 more than 16 expected: six deviations of Poisson, three of arrivals four times as rough.
         assert_eq!([1.0, 4.0].map(jumps), [true, false]);
+    }
+
+    #[test]
+    fn a_record_of_before_is_read() {
+        let demand: Demand =
+            serde_json::from_str(r#"{"terms": [], "mood": "afterJump", "isPreempting": false}"#).unwrap();
+        assert_eq!(demand, Demand { terms: vec![], regime: Regime::AfterJump, is_preempting: false });
+        assert!(serde_json::to_string(&demand).unwrap().contains(r#""regime":"afterJump""#));
     }
 }

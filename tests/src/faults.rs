@@ -25,7 +25,7 @@ use axum::{
 };
 use futures::{Stream, StreamExt, stream};
 use http_body_util::BodyExt;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use kube::{
     Client, ResourceExt,
@@ -39,8 +39,12 @@ use kube::{
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
 use stoker_cluster::{ControlPlane, Identity};
-use stoker_crds::InferenceDeployment;
-use stoker_operator::{desired::labels, observe, rollout::UNREACHABLE_PATIENCE};
+use stoker_crds::{InferenceDeployment, intent::Want};
+use stoker_operator::{
+    desired::labels,
+    observe,
+    rollout::{UNREACHABLE_PATIENCE, deadline},
+};
 use stoker_replica::Intent;
 use tokio::{net::TcpListener, runtime::Runtime, sync::watch};
 
@@ -130,9 +134,6 @@ struct Shared {
 /// What goes wrong next.
 struct Script {
     fault: Fault,
-    /// Pods are called ready for longer than they are: agents freeze, or the node is silent. Also when faults have ended, those that are
-    /// thawed go on from where they were.
-    readiness_lags: bool,
     random: StdRng,
     /// Writes until the operator is killed.
     writes_to_live: u32,
@@ -189,7 +190,6 @@ impl FaultProxy {
         let observer = runtime.block_on(client_of(&control_plane.kubeconfig_path()))?;
         let script = Script {
             fault: Fault::None,
-            readiness_lags: false,
             random: StdRng::seed_from_u64(seed),
             writes_to_live: 0,
             lists: HashMap::new(),
@@ -227,7 +227,6 @@ impl FaultProxy {
         *lock(&self.shared.heard_within) = fault.heard_within();
         let mut script = lock(&self.shared.script);
         script.fault = fault;
-        script.readiness_lags = matches!(fault, Fault::Agents | Fault::Node);
         script.writes_to_live = script.random.random_range(1..12);
         script.outage.is_on = false;
     }
@@ -474,7 +473,7 @@ impl Shared {
             return;
         }
         let wrong = match *method {
-            Method::DELETE => wrong_deletion(&pod, self.obeys_within(), Timestamp::now()),
+            Method::DELETE => wrong_deletion(&pod, Timestamp::now()),
             _ => wrong_intent(&pod, &words),
         };
         let takes_away = *method == Method::DELETE || drains(&words);
@@ -482,12 +481,6 @@ impl Shared {
         if let Some(wrong) = wrong {
             self.violation(format!("{method} of {name}: {wrong}"));
         }
-    }
-
-    /// How long a pod is seen to serve after it was told to leave only if it does not obey. Where agents freeze or a node is silent it is not
-    /// judged: who is still called ready is deleted at its drain's deadline, before this patience ends. The deadline would be the closer bound.
-    fn obeys_within(&self) -> SignedDuration {
-        if lock(&self.script).readiness_lags { SignedDuration::ZERO } else { UNREACHABLE_PATIENCE }
     }
 
     /// Replicas leave one by one, so that enough of them serve.
@@ -673,15 +666,17 @@ impl Events {
     }
 }
 
-fn wrong_deletion(pod: &Pod, obeys_within: SignedDuration, now: Timestamp) -> Option<String> {
-    let intent = observe::intent_of(pod);
-    let drains = intent.and_then(|intent| intent.drain_since());
-    match drains {
-        _ if !serves(pod) => None,
-        None => Some("it serves and was never told to drain".to_owned()),
-        // Its agent cannot be empty while it is ready: only one that does not obey may go.
-        Some(since) if now.duration_since(since) < obeys_within => Some("it still serves".to_owned()),
-        Some(_) => None,
+fn wrong_deletion(pod: &Pod, now: Timestamp) -> Option<String> {
+    if !serves(pod) {
+        return None;
+    }
+    match observe::intent_of(pod) {
+        Some(Intent { want: Want::Drain(drain), since, .. }) => {
+            // Its agent cannot be empty while it is ready: it may go at its deadline, or before it if it does not obey.
+            let may_go = deadline(&drain, since).min(since + UNREACHABLE_PATIENCE);
+            (now < may_go).then(|| format!("it still serves, {:#} before it may go", may_go - now))
+        }
+        _ => Some("it serves and was never told to drain".to_owned()),
     }
 }
 

@@ -70,7 +70,7 @@ pub(crate) fn told_since(report: &LoadReport, since: Timestamp, now: Timestamp) 
 }
 
 /// When a drain that began at `since` has taken long enough.
-pub(crate) fn deadline(drain: &DrainSettings, since: Timestamp) -> Timestamp {
+pub fn deadline(drain: &DrainSettings, since: Timestamp) -> Timestamp {
     let seconds = i64::from(drain.withdraw_seconds) + i64::from(drain.deadline_seconds);
     since + SignedDuration::from_secs(seconds) + DEADLINE_SLACK
 }
