@@ -63,6 +63,7 @@ test: checkout kube helm registry kueue prometheus ## All tests: pure, real API 
 	cargo test --workspace --doc --exclude stoker-agent --exclude stoker-gateway 2>&1 | tee -a $(TEST_LOG) || failed=$$?
 	tools/slowest.sh $(TEST_LOG)
 	tools/skipped.sh $(SKIP_LOG)
+	tools/failed.sh $(TEST_LOG)
 	exit $$failed
 
 check: fmt clippy generate-check test isa-check chart-check docs-check deny ## Everything CI runs
