@@ -1,7 +1,7 @@
 //! Carries out a plan: the only writer of children, of what replicas should do, and of `spec.replicas` when the number
 //! changes hands. No policy here, and no agent is asked: the probe tells them what is written.
 //!
-//! Order: configuration and Service before pods, and before the InferencePool that names it; what a Service is led to before it leads there, and away only after it; taking back and deleting before creating, so that room and names are
+//! Order: what a namesake left becomes ours before anything is made; configuration and Service before pods, and before the InferencePool that names it; what a Service is led to before it leads there, and away only after it; taking back and deleting before creating, so that room and names are
 //! free; the NetworkPolicy before pods that it is about, the budget for disruptions after them, so that a cluster that
 //! refuses it still gets its replicas; what is fetched ahead last, as nothing else waits for it. Deletes and intents are bound to the
 //! version of the object that the plan saw: one that was changed since, or made anew under its name, stays. What the API server refuses for good becomes a [`Refusal`] for
@@ -10,10 +10,10 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_openapi::{NamespaceResourceScope, api::core::v1::Pod};
+use k8s_openapi::{NamespaceResourceScope, api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
@@ -25,7 +25,7 @@ use crate::{
     desired::{Desired, labels},
     error::ReconcileError,
     metrics::Metrics,
-    observe::{Child, Observed, is_stray},
+    observe::{Child, Leftover, Observed, is_stray},
     plan::{Handover, Plan, Upkeep},
     pools::InferencePool,
     rollout::{
@@ -111,6 +111,7 @@ impl Apply {
             prune_config_maps,
             handover,
             taken: _,
+            adoption,
         } = plan;
         let RolloutPlan {
             create,
@@ -126,6 +127,9 @@ impl Apply {
             look_again: _,
         } = pods;
         let mut applied = Applied::default();
+        for leftover in &adoption.adopt {
+            self.adopt(leftover, desired.service.owner_references(), &mut applied).await?;
+        }
         if *apply_config_map {
             self.apply_child(&desired.config_map, &mut applied).await?;
         }
@@ -394,6 +398,25 @@ impl Apply {
         let params = DeleteParams { preconditions: Some(seen), ..DeleteParams::default() };
         let result = self.api::<K>().delete(name, &params).await;
         found(result.map(drop), || format!("{kind} {name}"), applied)
+    }
+
+    /// Makes what was left behind ours, as it was seen: what was changed since, or has gone, asks for the next round.
+    async fn adopt(
+        &self,
+        leftover: &Leftover,
+        owners: &[OwnerReference],
+        applied: &mut Applied,
+    ) -> Result<(), ReconcileError> {
+        let Leftover { resource, name, seen: Preconditions { uid, resource_version } } = leftover;
+        let patch = json!({"metadata": {"uid": uid, "resourceVersion": resource_version, "ownerReferences": owners}});
+        self.metrics.wrote(&resource.kind, "patch");
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let objects = Api::<DynamicObject>::namespaced_with(self.client.clone(), &self.namespace, resource);
+        let result = objects.patch_metadata(name, &params, &Patch::Merge(&patch)).await;
+        if found(result.map(drop), || format!("{} {name}", resource.kind), applied)? {
+            info!(kind = resource.kind, name, "taken over from a namesake that is gone");
+        }
+        Ok(())
     }
 
     /// Somebody who changed the object meanwhile causes the next round.

@@ -13,6 +13,7 @@ use stoker_replica::{Replica, Stage, Trouble};
 
 use crate::{
     apply::{Applied, Refusal},
+    observe::Holder,
     plan::Plan,
     release,
 };
@@ -122,11 +123,18 @@ fn worst(causes: impl Iterator<Item = Cause>) -> Option<Cause> {
 
 fn taken(taken: &crate::plan::Taken) -> Cause {
     let (kind, name) = (taken.kind, &taken.name);
-    let (message, severity) = if taken.leaving {
-        (format!("waiting for {kind} {name} of a deleted namesake to go"), Severity::Passing)
-    } else {
-        let fix = "delete it or choose another metadata.name";
-        (format!("{kind} {name} exists and belongs to somebody else: {fix}"), Severity::Refused)
+    let (message, severity) = match taken.holder {
+        Holder::Leaving => (format!("waiting for {kind} {name} of a deleted namesake to go"), Severity::Passing),
+        Holder::Namesake => {
+            let message = format!(
+                "{kind} {name} of a deleted namesake is still there: it goes, or is taken over after half a minute"
+            );
+            (message, Severity::Passing)
+        }
+        Holder::Other => {
+            let fix = "delete it or choose another metadata.name";
+            (format!("{kind} {name} exists and belongs to somebody else: {fix}"), Severity::Refused)
+        }
     };
     Cause { trouble: Trouble::new(conditions::REASON_NAME_TAKEN, message), severity }
 }

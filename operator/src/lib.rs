@@ -4,6 +4,7 @@
 //! `lint`, `pace` and `status` are functions over values: no client, no clock, no randomness. `observe` only reads, `probe`
 //! reads agents and tells them what is written on their pods, `canary` is pure but for its examiner, which asks agents, `apply` and `events` are the only ones that write to the cluster. The operator never links the engine.
 
+pub mod adoption;
 pub mod agent_client;
 pub mod allow;
 pub mod apply;

@@ -20,9 +20,10 @@ use stoker_crds::{InferenceDeployment, scaling::ScalingMode};
 use stoker_replica::{Needs, Replica};
 
 use crate::{
+    adoption::{self, AdoptionPlan},
     course::{Course, kept_inputs},
     desired::{Desired, claims, config_map_name, labels},
-    observe::{Child, Observed},
+    observe::{Child, Holder, Observed},
     rollout::{
         CanaryWanted, RolloutPlan, Strategy, Wanted, plan_rollout,
         prefetch::{ModelToCome, Prefetching},
@@ -64,8 +65,10 @@ pub struct Plan {
     pub prune_config_maps: Vec<String>,
     /// What becomes of `spec.replicas`, when the number changes hands.
     pub handover: Option<Handover>,
-    /// Names we need that belong to somebody else. Nothing is written while there are any.
+    /// Names we need that belong to somebody else. While there are any nothing is written but what becomes ours.
     pub taken: Vec<Taken>,
+    /// What a namesake left behind.
+    pub adoption: AdoptionPlan,
 }
 
 /// What becomes of a child that there may be.
@@ -110,15 +113,16 @@ pub struct Taken {
     pub kind: &'static str,
     /// Its name.
     pub name: String,
-    /// True when it is being deleted already.
-    pub leaving: bool,
+    /// Who has it.
+    pub holder: Holder,
 }
 
 /// Decides what to do so that `observed` becomes `desired`.
 pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Observed, now: Timestamp) -> Plan {
     let taken = taken(desired, observed);
+    let adoption = adoption::plan(observed, now);
     if !taken.is_empty() {
-        return Plan { taken, revision: desired.revision.clone(), ..Plan::default() };
+        return Plan { taken, adoption, revision: desired.revision.clone(), ..Plan::default() };
     }
     let wanted = wanted(deployment, desired, observed);
     let leads = matches!(&observed.service, Child::Own(service) if leads_where_it_should(service, &desired.service));
@@ -143,6 +147,7 @@ pub fn plan(deployment: &ValidatedDeployment, desired: &Desired, observed: &Obse
         prune_config_maps: prunable(desired, observed),
         handover: handover(deployment, &observed.deployment),
         taken,
+        adoption,
     }
 }
 
@@ -299,18 +304,18 @@ fn taken(desired: &Desired, observed: &Observed) -> Vec<Taken> {
     let wanted_maps: Vec<String> =
         [&desired.config_map, &desired.keys].into_iter().chain(of_canary).map(ResourceExt::name_any).collect();
     let maps = observed.config_maps.iter().filter_map(|map| match map {
-        Child::Foreign { name, leaving } if wanted_maps.contains(name) => {
-            Some(Taken { kind: "ConfigMap", name: name.clone(), leaving: *leaving })
+        Child::Foreign { name, holder } if wanted_maps.contains(name) => {
+            Some(Taken { kind: "ConfigMap", name: name.clone(), holder: *holder })
         }
         _ => None,
     });
     let service = match &observed.service {
-        Child::Foreign { name, leaving } => Some(Taken { kind: "Service", name: name.clone(), leaving: *leaving }),
+        Child::Foreign { name, holder } => Some(Taken { kind: "Service", name: name.clone(), holder: *holder }),
         Child::Own(_) | Child::Absent => None,
     };
     let policy = match &observed.network_policy {
-        Child::Foreign { name, leaving } if desired.network_policy.is_some() => {
-            Some(Taken { kind: "NetworkPolicy", name: name.clone(), leaving: *leaving })
+        Child::Foreign { name, holder } if desired.network_policy.is_some() => {
+            Some(Taken { kind: "NetworkPolicy", name: name.clone(), holder: *holder })
         }
         Child::Foreign { .. } | Child::Own(_) | Child::Absent => None,
     };
@@ -386,6 +391,7 @@ impl Plan {
             prune_config_maps,
             handover,
             taken: _,
+            adoption,
         } = self;
         let maps = *apply_config_map || *apply_canary_map || *apply_keys;
         let applies = maps || *apply_service || *apply_budget;
@@ -395,6 +401,7 @@ impl Plan {
             && standby.is_empty()
             && [apply_slices, prune_slices, prune_config_maps].iter().all(|names| names.is_empty())
             && handover.is_none()
+            && adoption.adopt.is_empty()
     }
 }
 
@@ -418,11 +425,17 @@ impl Display for Plan {
             prune_config_maps,
             handover,
             taken,
+            adoption,
         } = self;
         for taken in taken {
-            let how = if taken.leaving { "being deleted" } else { "somebody else's" };
+            let how = match taken.holder {
+                Holder::Leaving => "being deleted",
+                Holder::Namesake => "left behind by a namesake",
+                Holder::Other => "somebody else's",
+            };
             writeln!(f, "blocked by {} {}: {how}", taken.kind, taken.name)?;
         }
+        adoption.adopt.iter().try_for_each(|left| writeln!(f, "take over {} {}", left.resource.kind, left.name))?;
         apply_slices.iter().try_for_each(|name| writeln!(f, "apply EndpointSlice {name}"))?;
         if *apply_service {
             writeln!(f, "apply Service")?;

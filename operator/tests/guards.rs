@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use stoker_crds::InferenceDeployment;
 use stoker_operator::{
     desired::{Desired, desired},
-    observe::{Child, Observed},
+    observe::{Child, Holder, Observed},
     peers::Peers,
     plan::{self, Plan, Upkeep},
     validate::{Defaults, ValidatedDeployment, validate},
@@ -62,7 +62,7 @@ fn planned(
 }
 
 fn foreign<K>() -> Child<K> {
-    Child::Foreign { name: "chat".into(), leaving: false }
+    Child::Foreign { name: "chat".into(), holder: Holder::Other }
 }
 
 fn own<K>(object: K) -> Child<K> {

@@ -10,7 +10,7 @@ use serde_json::json;
 use stoker_crds::InferenceDeployment;
 use stoker_operator::{
     desired::{Desired, desired, labels},
-    observe::{Child, Observed},
+    observe::{Child, Holder, Observed},
     plan::{self, Plan, Upkeep},
     pools::{FailureMode, InferencePool, PoolPort},
     validate::{Defaults, ValidatedDeployment, validate},
@@ -73,7 +73,7 @@ fn a_pool_is_written_when_it_is_missing_or_says_something_else_goes_when_none_is
     moved.spec.target_ports = vec![PoolPort { number: 9 }];
     let mut nobody = made.clone();
     nobody.spec.endpoint_picker_ref = None;
-    let foreign = || Child::Foreign { name: "chat".into(), leaving: false };
+    let foreign = || Child::Foreign { name: "chat".into(), holder: Holder::Other };
     let mut leaving = made.clone();
     leaving.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
     for (name, there, upkeep) in [

@@ -18,7 +18,7 @@ use stoker_operator::{
     apply::Applied,
     desired::{Desired, desired},
     lint,
-    observe::{Child, Observed},
+    observe::{Child, Holder, Observed},
     plan::{self, Plan},
     status::{Round, status_of},
     validate::{Defaults, ValidatedDeployment, validate},
@@ -173,7 +173,7 @@ fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desi
     let budget = match scenario.children {
         Children::Absent => Child::Absent,
         Children::Present | Children::SelectorEdited => Child::Own(Arc::new(desired.budget.clone())),
-        Children::TakenByOthers => Child::Foreign { name: "chat".into(), leaving: false },
+        Children::TakenByOthers => Child::Foreign { name: "chat".into(), holder: Holder::Other },
     };
     let (service, config_maps) = match scenario.children {
         Children::Absent => (Child::Absent, Vec::new()),
@@ -184,7 +184,7 @@ fn observed(scenario: &Scenario, deployment: InferenceDeployment, desired: &Desi
             selector.insert("edited".into(), "by-hand".into());
             (Child::Own(Arc::new(service)), maps())
         }
-        Children::TakenByOthers => (Child::Foreign { name: "chat".into(), leaving: false }, Vec::new()),
+        Children::TakenByOthers => (Child::Foreign { name: "chat".into(), holder: Holder::Other }, Vec::new()),
     };
     let replicas = scenario.pods.iter().map(|pod| replica(pod, desired)).collect();
     let strays: Vec<String> = scenario.strays.iter().map(|name| full_name(name, desired)).collect();

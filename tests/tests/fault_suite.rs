@@ -218,20 +218,9 @@ fn set(spec: &mut Value, field: &str, value: Value) {
     *field.split('/').skip(1).fold(spec, |spec, name| &mut spec[name]) = value;
 }
 
-/// What a user does under a fault.
-fn acts(fault: Fault) -> &'static [Act] {
-    match fault {
-        // Between two watches of a kind Kubernetes' garbage collector takes an object that was made anew for the one that is gone, and leaves
-        // the children of that.
-        Fault::Crd => ALL_ACTS.strip_suffix(&[Act::MakeAnew]).expect("it is the last one"),
-        _ => &ALL_ACTS,
-    }
-}
-
 /// One deployment and what its user wants last.
 struct Life {
     name: String,
-    acts: &'static [Act],
     spec: Value,
     random: StdRng,
 }
@@ -239,7 +228,7 @@ struct Life {
 impl Life {
     fn new(fault: Fault, seed: u64) -> Self {
         let name = format!("{}-{seed}", format!("{fault:?}").to_lowercase());
-        let mut life = Self { name, acts: acts(fault), spec: Value::Null, random: StdRng::seed_from_u64(seed) };
+        let mut life = Self { name, spec: Value::Null, random: StdRng::seed_from_u64(seed) };
         life.spec = life.draw();
         life
     }
@@ -254,7 +243,7 @@ impl Life {
     }
 
     fn act(&mut self, rig: &Rig) -> Result<()> {
-        let act = self.acts[self.random.random_range(0..self.acts.len())];
+        let act = ALL_ACTS[self.random.random_range(0..ALL_ACTS.len())];
         let name = self.name.clone();
         match act {
             Act::Change => self.spec = self.draw(),

@@ -48,6 +48,7 @@ mod operator_fits;
 mod operator_gpus;
 mod operator_guards;
 mod operator_kueue;
+mod operator_leftovers;
 mod operator_lifecycle;
 mod operator_node_loss;
 mod operator_pools;

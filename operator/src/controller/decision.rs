@@ -142,7 +142,8 @@ impl Decision {
     /// The earliest moment at which time alone changes plan or status.
     pub(super) fn next_look(&self, outlook: &Outlook, now: Timestamp, at_most: Option<Duration>) -> Action {
         let safety_net = at_most.unwrap_or(SAFETY_NET);
-        let moments = [self.plan.pods.look_again, self.plan.standby.look_again, outlook.look_again];
+        let Plan { pods, standby, adoption, .. } = &self.plan;
+        let moments = [pods.look_again, standby.look_again, adoption.look_again, outlook.look_again];
         let wait = moments.into_iter().flatten().min().map(|moment| moment.duration_since(now));
         let wait = wait.map(|wait| Duration::try_from(wait).unwrap_or_default());
         Action::requeue(wait.map_or(safety_net, |wait| wait.min(safety_net)))

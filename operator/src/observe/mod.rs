@@ -6,6 +6,7 @@
 #[cfg(test)]
 pub(crate) mod fixture;
 mod index;
+mod leftovers;
 mod pod;
 mod prefetch;
 
@@ -34,6 +35,7 @@ use stoker_replica::Replica;
 pub(crate) use self::pod::{agent, exit_code, fetcher, last_words};
 pub use self::{
     index::PodIndex,
+    leftovers::Leftover,
     pod::{intent_of, observe_replica},
     prefetch::{observe_prefetch, observe_standby},
 };
@@ -75,6 +77,8 @@ pub struct Observed {
     pub prefetches: Vec<PrefetchPod>,
     /// Pods that keep a model in a node's memory, in the same way.
     pub standbys: Vec<StandbyPod>,
+    /// What a namesake left behind that is gone.
+    pub leftovers: Vec<Leftover>,
 }
 
 impl Observed {
@@ -94,6 +98,7 @@ impl Observed {
             descriptions: HashMap::new(),
             prefetches: Vec::new(),
             standbys: Vec::new(),
+            leftovers: Vec::new(),
         }
     }
 }
@@ -118,9 +123,20 @@ pub enum Child<K> {
     Foreign {
         /// Its name.
         name: String,
-        /// Whether it is being deleted already, as children of a deleted namesake are.
-        leaving: bool,
+        /// Who has it.
+        holder: Holder,
     },
+}
+
+/// Who has something of a name that we need.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Holder {
+    /// Nobody for long: it is being deleted, as children of a deleted namesake are.
+    Leaving,
+    /// A namesake that is gone.
+    Namesake,
+    /// Somebody else.
+    Other,
 }
 
 impl<K> Child<K> {
@@ -270,16 +286,19 @@ struct Found {
     ahead: Vec<Arc<Pod>>,
 }
 
+/// Whoever controls them, or did.
 fn ahead(deployment: &InferenceDeployment, caches: &Caches) -> Vec<Arc<Pod>> {
     let uid = deployment.uid().unwrap_or_default();
     let mut pods = caches.prefetches.state();
-    pods.retain(|pod| controlled_by(&**pod, &uid));
+    pods.retain(|pod| pod.namespace() == deployment.namespace());
+    pods.retain(|pod| controlled_by(&**pod, &uid) || leftovers::is_left(&**pod, deployment));
     pods.sort_by_cached_key(|pod| pod.name_any());
     pods
 }
 
 fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readings) -> Observed {
     let uid = deployment.uid().unwrap_or_default();
+    let leftovers = found.leftovers(&deployment);
     let (own, foreign): (Vec<_>, Vec<_>) = found.pods.into_iter().partition(|pod| controlled_by(&**pod, &uid));
     let now = readings.now();
     let reading = |pod: &Pod| readings.at(pod.metadata.uid.as_deref().unwrap_or_default(), now);
@@ -291,7 +310,8 @@ fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readi
     };
     let observe = |pod: &Arc<Pod>| observe_replica(pod, reading(pod)).dated_by(now, SKEW);
     let mut replicas: Vec<Replica> = own.iter().map(observe).collect();
-    let (stay, end): (Vec<_>, Vec<_>) = found.ahead.iter().partition(|pod| labels::stands_by(pod.labels()));
+    let ahead = found.ahead.iter().filter(|pod| controlled_by(&***pod, &uid));
+    let (stay, end): (Vec<_>, Vec<_>) = ahead.partition(|pod| labels::stands_by(pod.labels()));
     let by_place = |Replica { pod, .. }: &Replica| (pod.revision.clone(), pod.ordinal, pod.name.clone());
     replicas.sort_by_cached_key(by_place);
     Observed {
@@ -301,22 +321,44 @@ fn assemble(deployment: Arc<InferenceDeployment>, found: Found, readings: &Readi
         standbys: stay.into_iter().filter_map(|pod| observe_standby(pod)).collect(),
         foreign_pods: foreign.iter().map(|pod| pod.name_any()).chain(found.strays.iter().cloned()).collect(),
         strays: found.strays,
-        service: found.service.map_or(Child::Absent, |service| child(service, &uid)),
+        service: found.service.map_or(Child::Absent, |service| child(service, &deployment)),
         slices: found.slices.into_iter().filter(|slice| controlled_by(&**slice, &uid)).collect(),
-        config_maps: found.config_maps.into_iter().map(|map| child(map, &uid)).collect(),
-        budget: found.budget.map_or(Child::Absent, |budget| child(budget, &uid)),
-        network_policy: found.network_policy.map_or(Child::Absent, |policy| child(policy, &uid)),
-        pool: found.pool.map_or(Child::Absent, |pool| child(pool, &uid)),
+        config_maps: found.config_maps.into_iter().map(|map| child(map, &deployment)).collect(),
+        budget: found.budget.map_or(Child::Absent, |budget| child(budget, &deployment)),
+        network_policy: found.network_policy.map_or(Child::Absent, |policy| child(policy, &deployment)),
+        pool: found.pool.map_or(Child::Absent, |pool| child(pool, &deployment)),
+        leftovers,
         deployment,
     }
 }
 
-fn child<K: Resource>(object: Arc<K>, uid: &str) -> Child<K> {
-    if controlled_by(&*object, uid) {
-        Child::Own(object)
-    } else {
-        Child::Foreign { name: object.name_any(), leaving: object.meta().deletion_timestamp.is_some() }
+impl Found {
+    /// What a namesake of `deployment` left behind, in the order in which it is needed.
+    fn leftovers(&self, deployment: &InferenceDeployment) -> Vec<Leftover> {
+        let Self { pods, service, slices, config_maps, budget, network_policy, pool, strays: _, ahead } = self;
+        let maps = config_maps.iter().filter_map(|map| Leftover::of(&**map, deployment));
+        let slices = slices.iter().filter_map(|slice| Leftover::of(&**slice, deployment));
+        let one_each = [
+            service.as_ref().and_then(|service| Leftover::of(&**service, deployment)),
+            budget.as_ref().and_then(|budget| Leftover::of(&**budget, deployment)),
+            network_policy.as_ref().and_then(|policy| Leftover::of(&**policy, deployment)),
+            pool.as_ref().and_then(|pool| Leftover::of(&**pool, deployment)),
+        ];
+        let pods = pods.iter().chain(ahead).filter_map(|pod| Leftover::of(&**pod, deployment));
+        maps.chain(slices).chain(one_each.into_iter().flatten()).chain(pods).collect()
     }
+}
+
+fn child<K: Resource<DynamicType = ()>>(object: Arc<K>, deployment: &InferenceDeployment) -> Child<K> {
+    if controlled_by(&*object, deployment.metadata.uid.as_deref().unwrap_or_default()) {
+        return Child::Own(object);
+    }
+    let holder = match &*object {
+        leaving if leaving.meta().deletion_timestamp.is_some() => Holder::Leaving,
+        left if leftovers::is_left(left, deployment) => Holder::Namesake,
+        _ => Holder::Other,
+    };
+    Child::Foreign { name: object.name_any(), holder }
 }
 
 /// Pods by the UID of their controlling owner; those without one are nobody's.

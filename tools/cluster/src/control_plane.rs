@@ -58,6 +58,8 @@ pub struct ControlPlaneOptions {
     pub kinds: Vec<CustomResourceDefinition>,
     /// APIs that the API server does not serve, as those of older releases do not, such as `resource.k8s.io/v1`. Controllers may need them.
     pub without: Vec<String>,
+    /// Controllers of the controller manager that do nothing, such as `garbage-collector-controller`.
+    pub idle: Vec<String>,
 }
 
 /// What runs beside etcd and the API server.
@@ -134,7 +136,7 @@ impl ControlPlane {
         let layout = Layout { binaries: &binaries, servers };
         let etcd = Component::start(layout.etcd()?, &keeper)?;
         let apiserver = Component::start(layout.apiserver(&options)?, &keeper)?;
-        let specs = layout.controllers(options.controllers)?;
+        let specs = layout.controllers(&options)?;
         let mut servers = Running { scheduler: None, controller_manager: None, apiserver, etcd };
         let kubeconfig = credentials.kubeconfig(Identity::Admin);
         servers.wait_until_ready(&kubeconfig)?;
@@ -394,22 +396,24 @@ impl Layout<'_> {
         Ok([flag("audit-policy-file", policy.display()), flag("audit-log-path", dir.join("audit.log").display())])
     }
 
-    fn controllers(&self, controllers: Controllers) -> Result<Option<(ComponentSpec, ComponentSpec)>, ClusterError> {
-        let Controllers::All { node_grace } = controllers else { return Ok(None) };
+    fn controllers(
+        &self,
+        options: &ControlPlaneOptions,
+    ) -> Result<Option<(ComponentSpec, ComponentSpec)>, ClusterError> {
+        let Controllers::All { node_grace } = options.controllers else { return Ok(None) };
         let scheduler = self.component("kube-scheduler", self.servers.scheduler())?;
-        Ok(Some((self.controller_manager(node_grace)?, scheduler)))
+        Ok(Some((self.controller_manager(node_grace, &options.idle)?, scheduler)))
     }
 
-    fn controller_manager(&self, node_grace: Duration) -> Result<ComponentSpec, ClusterError> {
+    fn controller_manager(&self, node_grace: Duration, idle: &[String]) -> Result<ComponentSpec, ClusterError> {
+        // Endpoint objects refuse 127.0.0.0/8; the Service proxy of this crate reads pods instead.
+        let of_endpoints = ["endpoints-controller", "endpointslice-controller", "endpointslice-mirroring-controller"];
+        let off = of_endpoints.into_iter().chain(idle.iter().map(String::as_str)).map(|name| format!(",-{name}"));
         let mut args = self.servers.controller_manager();
         args.extend([
             flag("node-monitor-period", "1s"),
             flag("node-monitor-grace-period", format!("{}s", node_grace.as_secs())),
-            // Endpoint objects refuse 127.0.0.0/8; the Service proxy of this crate reads pods instead.
-            flag(
-                "controllers",
-                "*,-endpoints-controller,-endpointslice-controller,-endpointslice-mirroring-controller",
-            ),
+            flag("controllers", format!("*{}", off.collect::<String>())),
         ]);
         self.component("kube-controller-manager", args)
     }
