@@ -72,27 +72,33 @@ impl Baseline {
     pub(crate) async fn restore(&mut self, patience: Duration) -> Result<(), ClusterError> {
         let client = client(self.etcd)?;
         let deadline = Instant::now() + patience;
-        let mut same_since = None;
+        let (mut looked_at, mut same_since) = (String::new(), Instant::now());
         loop {
-            delete_all(&client, EVENTS).await?;
-            let now = keys(&client).await?;
-            let operations = self.differences(&now);
-            if operations.is_empty() {
-                if same_since.get_or_insert_with(Instant::now).elapsed() >= QUIET {
+            // Where nothing was written nothing is to be seen, and to list everything costs more than to ask for that.
+            if revision(&client).await? == looked_at {
+                if same_since.elapsed() >= QUIET {
                     return Ok(());
                 }
-            } else {
-                same_since = None;
+            } else if self.put_back(&client, &mut looked_at).await? {
+                same_since = Instant::now();
             }
             if Instant::now() >= deadline {
                 return Err(never("stays as it was put back"));
             }
-            for operations in operations.chunks(AT_ONCE) {
-                let answer = post(&client, "/v3/kv/txn", &json!({"success": operations})).await?;
-                self.note(operations, &text(&answer["header"], "revision"));
-            }
             sleep(LOOK).await;
         }
+    }
+
+    /// Makes it what it was, as of the revision that it says it looked at; whether anything differed.
+    async fn put_back(&mut self, client: &Client, looked_at: &mut String) -> Result<bool, ClusterError> {
+        delete_all(client, EVENTS).await?;
+        *looked_at = revision(client).await?;
+        let operations = self.differences(&keys(client).await?);
+        for operations in operations.chunks(AT_ONCE) {
+            let answer = post(client, "/v3/kv/txn", &json!({"success": operations})).await?;
+            self.note(operations, &text(&answer["header"], "revision"));
+        }
+        Ok(!operations.is_empty())
     }
 
     /// What makes `now` what it was. Namespaces go first, so that nobody fills them again.
@@ -129,6 +135,12 @@ async fn keys(client: &Client) -> Result<BTreeMap<String, String>, ClusterError>
     let objects = range(client, OBJECTS, true).await?;
     let keys = objects.iter().map(|object| (text(object, "key"), text(object, "mod_revision")));
     Ok(keys.filter(|(key, _)| is_kept(key)).collect())
+}
+
+/// How often anything was written so far.
+async fn revision(client: &Client) -> Result<String, ClusterError> {
+    let nothing = json!({"key": BASE64_STANDARD.encode("/nothing")});
+    Ok(text(&post(client, "/v3/kv/range", &nothing).await?["header"], "revision"))
 }
 
 async fn range(client: &Client, prefix: &str, keys_only: bool) -> Result<Vec<Value>, ClusterError> {
