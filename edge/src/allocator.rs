@@ -1,7 +1,8 @@
 //! Gives memory back to the system that large bodies and many connections leave behind. glibc keeps what was freed in its heaps,
 //! where a storm of long prompts leaves some hundred megabytes for good: a buffer raises the size from which it maps buffers by
 //! themselves when it is freed. Fixing that size would map every large buffer of a step anew, so what is free is given back instead, when a
-//! storm is over. Of all its heaps glibc gives back the end of the first only, and there is one for each thread that asks at a
+//! storm is over, and not before: a long body that came behind another one would fault in each of its pages again, a third of what it takes to
+//! refuse it. Of all its heaps glibc gives back the end of the first only, and there is one for each thread that asks at a
 //! bad moment: so there is to be one. Other C libraries give it back themselves.
 
 use std::{
@@ -15,24 +16,33 @@ const LARGE_BYTES: usize = 256 << 10;
 const CONNECTION_BYTES: usize = 20 << 10;
 /// What may be free before it is given back: less is soon used again.
 const MUCH_BYTES: usize = 8 << 20;
+/// What may be free at the heap's end while a storm goes on: a few of the largest bodies and what is made of them. It is also the largest size
+/// that glibc takes for buffers of the heap, which it comes to by itself when it frees one of them.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const KEPT_BYTES: std::ffi::c_int = 32 << 20;
 /// How often it is looked whether a storm is over.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// Bytes that were used and may be free, since the last time that free memory was given back.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Makes all threads use one heap. To be called before there are others.
+/// Makes all threads use one heap, of which large buffers are parts and whose end stays until storms are over. To be called before there are others.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub fn use_one_heap() {
-    /// glibc's number for the most heaps that there may be.
+    /// glibc's numbers for the most heaps that there may be, for the size from which a buffer is mapped by itself, and for what may be free at the
+    /// heap's end.
     const M_ARENA_MAX: std::ffi::c_int = -8;
+    const M_MMAP_THRESHOLD: std::ffi::c_int = -3;
+    const M_TRIM_THRESHOLD: std::ffi::c_int = -1;
     unsafe extern "C" {
         fn mallopt(param: std::ffi::c_int, value: std::ffi::c_int) -> std::ffi::c_int;
     }
-    // SAFETY: glibc's own function by its own signature; it takes two numbers and keeps them.
-    let is_set = unsafe { mallopt(M_ARENA_MAX, 1) };
-    if is_set == 0 {
-        tracing::warn!("memory of large bodies may stay with this process");
+    for (param, value) in [(M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, KEPT_BYTES), (M_TRIM_THRESHOLD, KEPT_BYTES)] {
+        // SAFETY: glibc's own function by its own signature; it takes two numbers and keeps them.
+        let is_set = unsafe { mallopt(param, value) };
+        if is_set == 0 {
+            tracing::warn!(param, value, "memory of large bodies may stay with this process");
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 
     tests/tools/measure_long_prompts.py AGENT [MODEL]
 
-One at a time, then eight at once, three times over; the agent's resident memory before, at its highest and after. Linux only.
+Apart (memory is given back meanwhile), one after another, then eight at once, three times over; the agent's resident memory before, at its
+highest and after. Linux only.
 """
 
 import concurrent.futures
@@ -34,12 +35,13 @@ def main():
 
 def measure(agent, port):
     pid = agent.pid
-    hello, long = (json.dumps({"messages": [{"role": "user", "content": text}], "max_tokens": 4}) for text in ("Hello!", LONG))
+    hello, long = (json.dumps({"messages": [{"role": "user", "content": text}], "max_tokens": 4}).encode() for text in ("Hello!", LONG))
     while ask(port, hello)[0] != 200:
         assert agent.poll() is None, f"the agent ended with {agent.returncode}"
         time.sleep(0.1)
     [ask(port, hello) for _ in range(4)]
     before = memory(pid)["VmRSS"]
+    apart = sorted(time.sleep(3) or ask(port, long)[1] for _ in range(7))
     alone = sorted(ask(port, long)[1] for _ in range(7))
     after_one = memory(pid)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -47,7 +49,8 @@ def measure(agent, port):
             together = sorted(pool.map(lambda _: ask(port, long)[1], range(8)))
     time.sleep(1)
     after = memory(pid)
-    print(f"one: refused in {alone[3] * 1e3:.0f} ms (median of 7), {alone[-1] * 1e3:.0f} at most; eight at once: {together[-1] * 1e3:.0f}")
+    print(f"one, after 3 s of rest: refused in {apart[3] * 1e3:.0f} ms (median of 7), {apart[-1] * 1e3:.0f} at most; one behind another: "
+          f"{alone[3] * 1e3:.0f}, {alone[-1] * 1e3:.0f} at most; eight at once: {together[-1] * 1e3:.0f}")
     print(f"resident: {before:.0f} MB before, {after_one['VmHWM']:.0f} at most with one, {after_one['VmRSS']:.0f} after it, "
           f"{after['VmHWM']:.0f} at most with eight, {after['VmRSS']:.0f} after them")
 

@@ -9,7 +9,10 @@ use std::{
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
-use crate::http::json_object::{Members, NamesOnce};
+use crate::http::{
+    json_object::{Members, NamesOnce},
+    names,
+};
 
 /// OpenAI's word for a value that is not accepted and has no more exact word.
 pub(crate) const INVALID_VALUE: &str = "invalid_value";
@@ -137,7 +140,7 @@ impl Fields {
         if raw == "null" {
             return Ok(None);
         }
-        if raw.starts_with(['{', '[']) {
+        if names::may_be_there_twice(raw) {
             read::<NamesOnce>(field, raw, &mut serde_json::Deserializer::from_str(raw))?;
         }
         let mut json = serde_json::Deserializer::from_str(raw);

@@ -21,6 +21,7 @@ mod json_text;
 mod logprobs;
 mod messages;
 mod models;
+mod names;
 mod neutral;
 mod openapi;
 mod params;

@@ -7,10 +7,10 @@ use crate::request::TokenId;
 
 /// A text with fewer bytes than this for each token that fits is encoded as a whole. English has 4 to 5.
 const LIKELY_BYTES_PER_TOKEN: usize = 6;
-/// Bytes of a longer text that are read at a time: about five milliseconds' work.
-const SLICE_BYTES: usize = 16 * 1024;
+/// Bytes of a longer text that are read at a time: about a millisecond's work. A short context is read beyond by that at most.
+const SLICE_BYTES: usize = 4 * 1024;
 /// Slices of a text may have more tokens together than the text: a word cut in two, a begin token each. So many of a
-/// hundred tokens are not believed; with cuts 16 KiB apart it is a fraction of one.
+/// hundred tokens are not believed; with cuts 4 KiB apart it is a fraction of one.
 const PERCENT_DISBELIEVED: usize = 10;
 
 /// How far encoding goes.
@@ -113,11 +113,11 @@ mod tests {
         let limit = EncodeLimit { max_tokens: 20_000, is_abandoned: &is_abandoned };
         let refused = Tokenizer::bytes().encode_within(&text, true, &limit).unwrap_err();
         assert!(matches!(refused, EncodeError::TooLong { at_least } if at_least > 20_000 && at_least <= 1 << 20));
-        assert_eq!(n_asked.replace(0), 2, "two slices of the 64 were read");
+        assert_eq!(n_asked.replace(0), 6, "six slices of the 256 were read");
         let short = "x".repeat(100);
         let refused = Tokenizer::bytes().refuse_too_long(&[&short, &text, &text], &limit).unwrap_err();
         assert!(matches!(refused, EncodeError::TooLong { at_least } if at_least > 20_000));
-        assert_eq!(n_asked.replace(0), 3, "three of 129");
+        assert_eq!(n_asked.replace(0), 7, "seven of 513");
         Tokenizer::bytes().refuse_too_long(&[short.as_str(); 1000], &limit).unwrap();
         assert_eq!(n_asked.get(), 0, "what is likely to fit costs nothing");
     }
