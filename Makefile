@@ -103,7 +103,7 @@ fuzz: ## Parsers of the gateway before INPUTS=10000000 changed requests, bodies 
 pages-check: checkout kube binaries ## Pages in a real browser (Debian's chromium); PICTURES=docs/pages also writes their pictures there
 	@STOKER_PICTURES=$(abspath $(PICTURES)) cargo test --test system pages_
 
-explore: ## Every state that rollout, drain and scaling can reach, faults included (ten minutes, 8 GB); docs/faults.md
+explore: ## Every state that rollout, drain and scaling can reach, faults included (half an hour, 4 GB); docs/faults.md
 	@$(call release,stoker-explore)
 	$(RELEASE)/stoker-explore
 
