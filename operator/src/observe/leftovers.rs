@@ -43,7 +43,11 @@ pub(super) fn is_left<K: Resource>(object: &K, deployment: &InferenceDeployment)
             && owner.name == deployment.name_any()
             && Some(&owner.uid) != deployment.metadata.uid.as_ref()
     });
-    of_namesake && object.meta().deletion_timestamp.is_none() && made(object.meta()) < made(&deployment.metadata)
+    let is_beside = object.meta().namespace == deployment.metadata.namespace;
+    is_beside
+        && of_namesake
+        && object.meta().deletion_timestamp.is_none()
+        && made(object.meta()) < made(&deployment.metadata)
 }
 
 #[cfg(test)]
@@ -92,6 +96,7 @@ mod tests {
             ("of a deployment of another name", json!({"owner": {"name": "other"}})),
             ("of another kind", json!({"owner": {"kind": "ReplicaSet"}})),
             ("of somebody's kind of the same name", json!({"owner": {"apiVersion": "example.com/v1"}})),
+            ("in another namespace", json!({"metadata": {"namespace": "other"}})),
             ("of an owner that does not control it", json!({"owner": {"controller": false}})),
             ("going already", json!({"metadata": {"deletionTimestamp": "2026-11-29T12:00:11Z"}})),
             (

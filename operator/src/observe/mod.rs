@@ -290,7 +290,6 @@ struct Found {
 fn ahead(deployment: &InferenceDeployment, caches: &Caches) -> Vec<Arc<Pod>> {
     let uid = deployment.uid().unwrap_or_default();
     let mut pods = caches.prefetches.state();
-    pods.retain(|pod| pod.namespace() == deployment.namespace());
     pods.retain(|pod| controlled_by(&**pod, &uid) || leftovers::is_left(&**pod, deployment));
     pods.sort_by_cached_key(|pod| pod.name_any());
     pods
