@@ -6,8 +6,8 @@ use clap::{Parser, Subcommand};
 use serde::de::DeserializeOwned;
 use stoker_crds::{
     contract::{
-        AGENT_PORT, AgentConfig, DrainSettings, EngineSettings, KvCacheDtype, ModelConfig, ParallelSettings,
-        Quantization, TENSOR_PARALLEL_MAX,
+        AGENT_PORT, AgentConfig, DrainSettings, EngineSettings, KvCacheDtype, ModelConfig, PIPELINE_PARALLEL_MAX,
+        ParallelSettings, Quantization, TENSOR_PARALLEL_MAX,
     },
     intent::POD_UID_VARIABLE,
 };
@@ -185,6 +185,15 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(TENSOR_PARALLEL_MAX)))]
     tensor_parallel: Option<u32>,
 
+    /// Stages that the model's layers are cut into, 1 to 8, each on as many GPUs of its own as --tensor-parallel says: they hold and
+    /// compute its layers, and hand what comes out to the next stage. For a model that one GPU has no room for and that GPUs cannot
+    /// share otherwise, with heads that their number does not divide, with norms over whole rows as OLMo 2 has them, or on GPUs that do
+    /// not reach each other's memory: --model /models/olmo-2-32b --pipeline-parallel 2. One sequence's tokens come no sooner than from
+    /// one stage, those of many at once do. Takes GPU 0 and those after it, the first stage's first. With --device cpu the same threads
+    /// compute all stages, to try it. Default: 1.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(PIPELINE_PARALLEL_MAX)))]
+    pipeline_parallel: Option<u32>,
+
     /// Share of the GPU's memory that the engine may use, above 0 and to at most 1. Default: 0.9.
     #[arg(long, value_name = "SHARE")]
     memory_fraction: Option<f64>,
@@ -288,9 +297,10 @@ impl Args {
                 reasoning_format: flags.reasoning_format,
             },
             gpus: 0,
-            parallelism: flags
-                .tensor_parallel
-                .map_or_else(ParallelSettings::default, |tensor| ParallelSettings { tensor }),
+            parallelism: ParallelSettings {
+                tensor: flags.tensor_parallel.unwrap_or(1),
+                pipeline: flags.pipeline_parallel.unwrap_or(1),
+            },
             engine: EngineSettings {
                 max_model_len: flags.max_model_len,
                 max_num_seqs: flags.max_num_seqs,
@@ -361,17 +371,24 @@ mod tests {
         assert!(Args::try_parse_from(["stoker-agent", "--config", "a.json", "--threads", "2"]).is_err());
         assert!(Args::try_parse_from(["stoker-agent", "--config", "a.json", "--model", "x"]).is_err());
         assert!(Args::try_parse_from(["stoker-agent", "--max-num-seqs", "0"]).is_err());
-        assert!(Args::try_parse_from(["stoker-agent", "--config", "a.json", "--tensor-parallel", "2"]).is_err());
+        for flag in ["--tensor-parallel", "--pipeline-parallel"] {
+            assert!(Args::try_parse_from(["stoker-agent", "--config", "a.json", flag, "2"]).is_err(), "{flag}");
+        }
     }
 
     #[test]
-    fn a_number_of_ranks_is_refused_with_those_there_are() {
-        let parsed = |n| Args::try_parse_from(["stoker-agent", "--tensor-parallel", n]);
-        for n in ["0", "9"] {
-            let refusal = parsed(n).map(drop).unwrap_err().to_string();
-            assert!(refusal.contains("--tensor-parallel") && refusal.contains("1..=8"), "{n}: {refusal}");
+    fn a_number_of_ranks_or_stages_is_refused_with_those_there_are() {
+        for flag in ["--tensor-parallel", "--pipeline-parallel"] {
+            for n in ["0", "9"] {
+                let refusal = Args::try_parse_from(["stoker-agent", flag, n]).map(drop).unwrap_err().to_string();
+                assert!(refusal.contains(flag) && refusal.contains("1..=8"), "{n}: {refusal}");
+            }
         }
-        let tensor = |args: Args| args.agent_config().parallelism.tensor;
-        assert_eq!((tensor(Args::parse_from(["stoker-agent"])), tensor(parsed("8").unwrap())), (1, 8));
+        let asked =
+            |flags: &[&str]| Args::parse_from([&["stoker-agent"][..], flags].concat()).agent_config().parallelism;
+        assert_eq!(asked(&[]), ParallelSettings::default());
+        assert_eq!(asked(&["--tensor-parallel", "8"]), ParallelSettings { tensor: 8, pipeline: 1 });
+        let both = ["--tensor-parallel", "2", "--pipeline-parallel", "8"];
+        assert_eq!(asked(&both), ParallelSettings { tensor: 2, pipeline: 8 });
     }
 }

@@ -8,8 +8,8 @@ use std::{
 };
 
 use stoker_crds::contract::{
-    AgentConfig, DrainSettings, EngineSettings, KvCacheDtype, ModelConfig, ParallelSettings, Quantization,
-    TENSOR_PARALLEL_MAX,
+    AgentConfig, DrainSettings, EngineSettings, KvCacheDtype, ModelConfig, PIPELINE_PARALLEL_MAX, ParallelSettings,
+    Quantization, TENSOR_PARALLEL_MAX,
 };
 use stoker_engine::{DeviceChoice, EngineConfig, EngineLimits, ModelFiles, ops::Isa};
 
@@ -112,15 +112,23 @@ pub enum ConfigError {
         /// What was asked.
         tensor: u32,
     },
+    /// A number of stages that no model is cut into.
+    #[error("pipeline_parallel is {pipeline}: take 1 to {PIPELINE_PARALLEL_MAX}, no more than the model has layers")]
+    Stages {
+        /// What was asked.
+        pipeline: u32,
+    },
     /// The pod has other GPUs than its ranks need.
     #[error(
-        "resources.gpus is {gpus} and tensor_parallel {tensor}: each rank has a GPU of its own, so make them equal"
+        "resources.gpus is {gpus}, tensor_parallel {} and pipeline_parallel {}: each rank of each stage has a GPU of its own, so make \
+         resources.gpus {}, or the two others so that their product is {gpus}",
+        parallelism.tensor, parallelism.pipeline, parallelism.n_gpus()
     )]
     Gpus {
         /// GPUs of the pod.
         gpus: u32,
-        /// Ranks.
-        tensor: u32,
+        /// What they would share.
+        parallelism: ParallelSettings,
     },
     /// A builtin model this program does not carry.
     #[error("model_source {BUILTIN_SCHEME}{name}: this agent carries {}", builtin::names().collect::<Vec<_>>().join(", "))]
@@ -144,8 +152,9 @@ impl Settings {
         if config.model.served_names.is_empty() {
             config.model.served_names.push(own_name(&config.model.source));
         }
+        let parallelism = config.parallelism;
         let mut settings = Self::validate(config, StartedBy::Person)?;
-        settings.device = device_of_person(device, settings.limits.tensor_parallel);
+        settings.device = device_of_person(device, parallelism.n_gpus());
         Ok(settings)
     }
 
@@ -226,17 +235,21 @@ fn device_of_pod(gpus: u32) -> DeviceChoice {
 }
 
 /// Who asks for several GPUs has asked for GPUs: the CPUs do not take their place.
-fn device_of_person(device: DeviceChoice, n_ranks: usize) -> DeviceChoice {
-    if device == DeviceChoice::Auto && n_ranks > 1 { DeviceChoice::Cuda(0) } else { device }
+fn device_of_person(device: DeviceChoice, n_gpus: u32) -> DeviceChoice {
+    if device == DeviceChoice::Auto && n_gpus > 1 { DeviceChoice::Cuda(0) } else { device }
 }
 
 /// Which numbers divide the model is the engine's to say.
-fn check_ranks(ParallelSettings { tensor }: ParallelSettings, gpus: u32) -> Result<(), ConfigError> {
+fn check_ranks(parallelism: ParallelSettings, gpus: u32) -> Result<(), ConfigError> {
+    let ParallelSettings { tensor, pipeline } = parallelism;
     if !(1..=TENSOR_PARALLEL_MAX).contains(&tensor) {
         return Err(ConfigError::Ranks { tensor });
     }
-    if gpus != 0 && gpus != tensor {
-        return Err(ConfigError::Gpus { gpus, tensor });
+    if !(1..=PIPELINE_PARALLEL_MAX).contains(&pipeline) {
+        return Err(ConfigError::Stages { pipeline });
+    }
+    if gpus != 0 && gpus != parallelism.n_gpus() {
+        return Err(ConfigError::Gpus { gpus, parallelism });
     }
     Ok(())
 }
@@ -285,6 +298,7 @@ fn limits(settings: EngineSettings, parallelism: ParallelSettings) -> EngineLimi
         itl_target: itl_target_ms.map(|ms| Duration::from_millis(ms.into())),
         quantization: quantization.map(|Quantization::Fp8| stoker_engine::Quantization::Fp8),
         tensor_parallel: parallelism.tensor as usize,
+        pipeline_parallel: parallelism.pipeline as usize,
         kv_cache_dtype: kv_cache_dtype.map(|KvCacheDtype::Fp8| stoker_engine::KvCacheDtype::Fp8),
         ..defaults
     }
@@ -359,35 +373,46 @@ mod tests {
     }
 
     #[test]
-    fn as_many_ranks_as_gpus_reach_the_engine() {
-        let asked = |gpus, tensor| {
-            let parallelism = ParallelSettings { tensor };
+    fn as_many_ranks_of_all_stages_as_gpus_reach_the_engine() {
+        let asked = |gpus, tensor, pipeline| {
+            let parallelism = ParallelSettings { tensor, pipeline };
             let config = AgentConfig { gpus, parallelism, ..config("/m", EngineSettings::default()) };
-            let settings = Settings::validate(config, StartedBy::Operator).map_err(|error| error.to_string())?;
-            Ok::<_, String>((settings.device, settings.limits.tensor_parallel))
+            let Settings { device, limits, .. } =
+                Settings::validate(config, StartedBy::Operator).map_err(|error| error.to_string())?;
+            Ok::<_, String>((device, limits.tensor_parallel, limits.pipeline_parallel))
         };
-        assert_eq!(asked(0, 1), Ok((DeviceChoice::Cpu, 1)));
-        assert_eq!(asked(4, 4), Ok((DeviceChoice::Cuda(0), 4)));
-        assert_eq!(asked(0, 2), Ok((DeviceChoice::Cpu, 2)));
-        for (gpus, tensor) in [(0, 0), (9, 9)] {
-            let refusal = asked(gpus, tensor).unwrap_err();
-            assert!(refusal.starts_with(&format!("tensor_parallel is {tensor}: take 1 to 8")), "{refusal}");
+        assert_eq!(asked(0, 1, 1), Ok((DeviceChoice::Cpu, 1, 1)));
+        assert_eq!(asked(4, 4, 1), Ok((DeviceChoice::Cuda(0), 4, 1)));
+        assert_eq!(asked(0, 2, 1), Ok((DeviceChoice::Cpu, 2, 1)));
+        assert_eq!(asked(2, 1, 2), Ok((DeviceChoice::Cuda(0), 1, 2)));
+        assert_eq!(asked(6, 2, 3), Ok((DeviceChoice::Cuda(0), 2, 3)));
+        for n in [0, 9, u32::MAX] {
+            let refusal = asked(n, n, 1).unwrap_err();
+            assert!(refusal.starts_with(&format!("tensor_parallel is {n}: take 1 to 8")), "{refusal}");
+            let refusal = asked(n, 1, n).unwrap_err();
+            assert!(refusal.starts_with(&format!("pipeline_parallel is {n}: take 1 to 8")), "{refusal}");
         }
-        for (gpus, tensor) in [(2, 1), (1, 2)] {
-            let refusal = asked(gpus, tensor).unwrap_err();
-            assert!(
-                refusal.starts_with(&format!("resources.gpus is {gpus} and tensor_parallel {tensor}")),
-                "{refusal}"
-            );
+        for (gpus, tensor, pipeline) in [(2, 1, 1), (1, 2, 1), (2, 2, 2), (1, 1, 2)] {
+            let refusal = asked(gpus, tensor, pipeline).unwrap_err();
+            let said = format!("resources.gpus is {gpus}, tensor_parallel {tensor} and pipeline_parallel {pipeline}");
+            let change = format!("make resources.gpus {}", tensor * pipeline);
+            assert!(refusal.starts_with(&said) && refusal.contains(&change), "{refusal}");
         }
+    }
+
+    #[test]
+    fn who_says_nothing_of_stages_has_one() {
+        let read = |parallelism: &str| serde_json::from_str::<ParallelSettings>(parallelism);
+        assert_eq!(read(r#"{"tensor": 2}"#).unwrap(), ParallelSettings { tensor: 2, pipeline: 1 });
+        assert_eq!(read(r#"{"tensor": 2, "pipeline": 3}"#).unwrap(), ParallelSettings { tensor: 2, pipeline: 3 });
     }
 
     #[test]
     fn several_gpus_are_gpus_or_nothing_unless_another_device_is_named() {
         use DeviceChoice::{Auto, Cpu, Cuda};
         let cases = [(Auto, 1, Auto), (Auto, 2, Cuda(0)), (Cpu, 2, Cpu), (Cuda(4), 2, Cuda(4)), (Cpu, 1, Cpu)];
-        for (device, n_ranks, expected) in cases {
-            assert_eq!(device_of_person(device, n_ranks), expected, "{device} for {n_ranks} ranks");
+        for (device, n_gpus, expected) in cases {
+            assert_eq!(device_of_person(device, n_gpus), expected, "{device} for {n_gpus} GPUs");
         }
     }
 

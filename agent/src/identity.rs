@@ -44,11 +44,13 @@ fn vocabulary(engine: &EngineHandle) -> String {
 /// The revision stands for the weights, the chat template and all settings; the same source without one for the same files.
 fn bits(model: &ModelInfo, settings: &Settings, is_cpu: bool) -> String {
     let ModelInfo { architecture, n_params, dtype, max_model_len, .. } = model;
-    let Settings { revision, source, .. } = settings;
-    // Threads share out rows and outputs: their number changes no sum.
+    let Settings { revision, source, limits, .. } = settings;
+    // Threads share out rows and outputs: their number changes no sum. That of ranks does, and as many GPUs may be fewer ranks of more stages.
     let device = if is_cpu { format!("cpu {:?}", instruction_sets()) } else { model.device.clone() };
-    let version = env!("CARGO_PKG_VERSION");
-    let all = format!("{version} {architecture} {n_params} {dtype} {max_model_len} {revision} {source} {device}");
+    let (version, n_ranks) = (env!("CARGO_PKG_VERSION"), limits.tensor_parallel);
+    let all = format!(
+        "{version} {architecture} {n_params} {dtype} {max_model_len} {revision} {source} {n_ranks} of {device}"
+    );
     name(Sha256::new().chain_update(all))
 }
 

@@ -85,14 +85,14 @@ fn fail(replica: &Replica, error: anyhow::Error) -> anyhow::Result<Loaded> {
     }
 }
 
-/// What failed. Where ranks share the model they are named: what fails then, a GPU that is not there or heads that are not divided,
-/// may be about their number.
+/// What failed. Where ranks or stages share the model they are named: what fails then, a GPU that is not there or heads that are not
+/// divided, may be about their number.
 fn what_was_asked(settings: &Settings) -> String {
     let Settings { source, started_by, limits, .. } = settings;
-    match limits.tensor_parallel {
-        1 => format!("load {source}"),
-        n_ranks => format!("load {source} with {} {n_ranks}", in_words_of(*started_by, "tensor_parallel")),
-    }
+    let asked = [("tensor_parallel", limits.tensor_parallel), ("pipeline_parallel", limits.pipeline_parallel)];
+    let several = asked.into_iter().filter(|(_, n)| *n > 1);
+    let named: Vec<String> = several.map(|(setting, n)| format!("{} {n}", in_words_of(*started_by, setting))).collect();
+    if named.is_empty() { format!("load {source}") } else { format!("load {source} with {}", named.join(" and ")) }
 }
 
 fn start_engine(replica: &Arc<Replica>) -> anyhow::Result<Served> {

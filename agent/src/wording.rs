@@ -14,7 +14,7 @@ struct Setting {
 }
 
 /// Every setting that a message may name. None is part of another's name.
-const SETTINGS: [Setting; 16] = [
+const SETTINGS: [Setting; 17] = [
     Setting { ours: "model_source", field: "model.source", flag: "--model" },
     Setting { ours: "served_names", field: "model.servedNames", flag: "--served-name" },
     Setting { ours: "tool_call_format", field: "model.toolCallFormat", flag: "--tool-call-format" },
@@ -25,6 +25,7 @@ const SETTINGS: [Setting; 16] = [
     Setting { ours: "max_waiting", field: "engine.maxWaiting", flag: "--max-waiting" },
     Setting { ours: "kv_cache_tokens", field: "engine.kvCacheTokens", flag: "--kv-cache-tokens" },
     Setting { ours: "tensor_parallel", field: "parallelism.tensor", flag: "--tensor-parallel" },
+    Setting { ours: "pipeline_parallel", field: "parallelism.pipeline", flag: "--pipeline-parallel" },
     Setting { ours: "memory_fraction", field: "engine.memoryFraction", flag: "--memory-fraction" },
     Setting { ours: "batch_invariant", field: "engine.batchInvariant", flag: "--batch-invariant" },
     Setting { ours: "itl_target_ms", field: "engine.itlTargetMs", flag: "--itl-target-ms" },

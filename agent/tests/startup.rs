@@ -27,10 +27,14 @@ fn replica(source: &str, engine: EngineSettings, started_by: StartedBy) -> Arc<R
     Replica::new(Settings::validate(config(source, engine), started_by).unwrap())
 }
 
-/// One of ember that so many ranks share, on as many GPUs or on the CPUs.
-fn shared(gpus: u32, tensor: u32, started_by: StartedBy) -> Arc<Replica> {
+/// Only ranks.
+fn ranks(tensor: u32) -> ParallelSettings {
+    ParallelSettings { tensor, pipeline: 1 }
+}
+
+/// One of ember that so many ranks and stages share, on as many GPUs or on the CPUs.
+fn shared(gpus: u32, parallelism: ParallelSettings, started_by: StartedBy) -> Arc<Replica> {
     let engine = EngineSettings { threads: Some(2), ..EngineSettings::default() };
-    let parallelism = ParallelSettings { tensor };
     let config = AgentConfig { gpus, parallelism, ..config("builtin://ember", engine) };
     Replica::new(Settings::validate(config, started_by).unwrap())
 }
@@ -110,7 +114,7 @@ fn a_size_that_cannot_work_is_called_as_its_reader_wrote_it() {
 
 #[test]
 fn ranks_share_a_model_and_what_is_served_says_so() {
-    let replica = shared(0, 2, StartedBy::Operator);
+    let replica = shared(0, ranks(2), StartedBy::Operator);
     assert_eq!(load(&replica).unwrap(), Loaded::Serving);
     let expected = format!("cpu, 2 ranks of 1 threads, {}", Isa::best());
     assert_eq!(replica.served().ok().unwrap().engine.model().device, expected);
@@ -119,18 +123,29 @@ fn ranks_share_a_model_and_what_is_served_says_so() {
 #[test]
 fn heads_that_ranks_do_not_divide_are_reported_with_the_setting() {
     let why = "load model: model.layers.0.self_attn.q_proj.weight: 3 ranks do not divide its 4 heads of 64; take a number of ranks that does";
-    let replica = shared(0, 3, StartedBy::Operator);
+    let replica = shared(0, ranks(3), StartedBy::Operator);
     assert_eq!(load(&replica).unwrap(), Loaded::Failed);
     let error = replica.load_report().error.unwrap();
     assert_eq!(error, format!("load builtin://ember with parallelism.tensor 3: {why} ({TRIED_AGAIN})"));
-    let error = load(&shared(0, 3, StartedBy::Person)).unwrap_err();
+    let error = load(&shared(0, ranks(3), StartedBy::Person)).unwrap_err();
     assert_eq!(format!("{error:#}"), format!("load builtin://ember with --tensor-parallel 3: {why}"));
+    let error = load(&shared(0, ParallelSettings { tensor: 3, pipeline: 2 }, StartedBy::Person)).unwrap_err();
+    let both = "--tensor-parallel 3 and --pipeline-parallel 2";
+    assert_eq!(format!("{error:#}"), format!("load builtin://ember with {both}: {why}"));
+}
+
+#[test]
+fn stages_share_a_model_and_what_is_served_says_so() {
+    let replica = shared(0, ParallelSettings { tensor: 2, pipeline: 2 }, StartedBy::Operator);
+    assert_eq!(load(&replica).unwrap(), Loaded::Serving);
+    let expected = format!("cpu, 2 ranks of 1 threads, {}, 2 stages", Isa::best());
+    assert_eq!(replica.served().ok().unwrap().engine.model().device, expected);
 }
 
 /// A machine with two GPUs or more serves; any other says what it has not.
 #[test]
 fn gpus_that_are_not_there_are_reported_with_the_setting() {
-    let replica = shared(2, 2, StartedBy::Operator);
+    let replica = shared(2, ranks(2), StartedBy::Operator);
     match load(&replica).unwrap() {
         Loaded::Serving => assert!(replica.served().ok().unwrap().engine.model().device.contains("; cuda:1, ")),
         Loaded::Failed => {

@@ -199,6 +199,7 @@ fn limit_flags(limits: &EngineLimits) -> Vec<String> {
         limits.quantization.map(|kind| format!("--quantization={}", kind.name())),
         limits.kv_cache_dtype.map(|kind| format!("--kv-cache-dtype={}", kind.name())),
         (limits.tensor_parallel > 1).then(|| format!("--tensor-parallel={}", limits.tensor_parallel)),
+        (limits.pipeline_parallel > 1).then(|| format!("--pipeline-parallel={}", limits.pipeline_parallel)),
     ];
     flags.into_iter().flatten().collect()
 }
@@ -224,11 +225,18 @@ mod tests {
             quantization: Some(Quantization::Fp8),
             kv_cache_dtype: Some(KvCacheDtype::Fp8),
             tensor_parallel: 2,
+            pipeline_parallel: 2,
             batch_invariant: true,
             ..EngineLimits::default()
         };
         let flags = limit_flags(&quantised);
-        for flag in ["--quantization=fp8", "--kv-cache-dtype=fp8", "--tensor-parallel=2", "--batch-invariant=true"] {
+        for flag in [
+            "--quantization=fp8",
+            "--kv-cache-dtype=fp8",
+            "--tensor-parallel=2",
+            "--pipeline-parallel=2",
+            "--batch-invariant=true",
+        ] {
             assert!(flags.iter().any(|given| given == flag), "{flag}: {flags:?}");
         }
         assert_eq!(limit_flags(&EngineLimits::default()).len(), 1, "nothing but how many may wait");

@@ -445,6 +445,9 @@ pub(crate) struct RunArgs {
     /// GPUs that share the model, from the one of --device on.
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(crate) tensor_parallel: usize,
+    /// Stages that the model's layers are cut into, each on as many GPUs of its own.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(crate) pipeline_parallel: usize,
     /// Store keys and values in this: fp8. The format in figures then says so.
     #[arg(long, value_name = "KIND")]
     pub(crate) kv_cache_dtype: Option<KvCacheDtype>,
@@ -489,6 +492,7 @@ impl RunArgs {
             batch_invariant: self.batch_invariant,
             quantization: self.quantization.and_then(Quantised::at_start),
             tensor_parallel: self.tensor_parallel,
+            pipeline_parallel: self.pipeline_parallel,
             kv_cache_dtype: self.kv_cache_dtype,
             itl_target: self.itl_target_ms.map(Duration::from_millis),
         }
@@ -499,7 +503,13 @@ impl RunArgs {
     pub(crate) fn format(&self, stored_as: &str) -> String {
         let weights = self.quantization.map_or(stored_as, |quantization| quantization.name());
         let cache = self.kv_cache_dtype.map_or_else(String::new, |cache| format!(", {} KV", cache.name()));
-        let gpus = if self.tensor_parallel > 1 { format!(", {} GPUs", self.tensor_parallel) } else { String::new() };
+        let gpus = match (self.tensor_parallel, self.pipeline_parallel) {
+            (1, 1) => String::new(),
+            (n_ranks, 1) => format!(", {n_ranks} GPUs"),
+            (n_ranks, n_stages) => {
+                format!(", {n_stages} stages of {n_ranks} GPU{}", if n_ranks > 1 { "s" } else { "" })
+            }
+        };
         format!("{weights}{cache}{gpus}")
     }
 

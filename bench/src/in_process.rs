@@ -72,6 +72,8 @@ pub struct Tuning {
     pub quantization: Option<Quantization>,
     /// GPUs that share the model.
     pub tensor_parallel: usize,
+    /// Stages that its layers are cut into.
+    pub pipeline_parallel: usize,
     /// How keys and values are stored.
     pub kv_cache_dtype: Option<KvCacheDtype>,
     /// Time between two tokens that prompts of others may take.
@@ -87,6 +89,7 @@ impl Default for Tuning {
             batch_invariant: false,
             quantization: None,
             tensor_parallel: 1,
+            pipeline_parallel: 1,
             kv_cache_dtype: None,
             itl_target: None,
         }
@@ -118,6 +121,7 @@ pub fn limits_for(cases: &[Case], tuning: Tuning) -> EngineLimits {
         batch_invariant: tuning.batch_invariant,
         quantization: tuning.quantization,
         tensor_parallel: tuning.tensor_parallel,
+        pipeline_parallel: tuning.pipeline_parallel,
         kv_cache_dtype: tuning.kv_cache_dtype,
         itl_target: tuning.itl_target,
         ..EngineLimits::default()

@@ -91,7 +91,16 @@ impl Stoker {
 
 /// What of an engine's limits is no size.
 fn plain(limits: &EngineLimits) -> EngineLimits {
-    let EngineLimits { threads, isa, batch_invariant, quantization, kv_cache_dtype, tensor_parallel, .. } = *limits;
+    let EngineLimits {
+        threads,
+        isa,
+        batch_invariant,
+        quantization,
+        kv_cache_dtype,
+        tensor_parallel,
+        pipeline_parallel,
+        ..
+    } = *limits;
     EngineLimits {
         threads,
         isa,
@@ -99,6 +108,7 @@ fn plain(limits: &EngineLimits) -> EngineLimits {
         quantization,
         kv_cache_dtype,
         tensor_parallel,
+        pipeline_parallel,
         ..EngineLimits::default()
     }
 }

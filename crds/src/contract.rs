@@ -27,8 +27,12 @@ pub const KV_BLOCK_TOKENS: u32 = 16;
 /// when a pod as operators make it from now on would not live with an agent of before; reports stay readable, so that it can be told why.
 /// 0: agents that say nothing of it. 1: the admin port says whether a process lives, and is there before the public one.
 pub const PROTOCOL: u32 = 1;
-/// Ranks that share a model at most: GPUs of one machine that reach each other's memory.
+/// Ranks that share a model, or a stage of it, at most: GPUs of one machine that reach each other's memory.
 pub const TENSOR_PARALLEL_MAX: u32 = 8;
+/// Stages that a model's layers are cut into at most.
+pub const PIPELINE_PARALLEL_MAX: u32 = 8;
+/// GPUs of a replica at most: as many as all ranks of all stages. What a node has is less, and the nodes' to say.
+pub const GPUS_MAX: u32 = TENSOR_PARALLEL_MAX * PIPELINE_PARALLEL_MAX;
 
 /// Everything one replica needs to know. The operator writes it, the agent validates it before serving.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -42,7 +46,7 @@ pub struct AgentConfig {
     /// still read their configuration.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub gpus: u32,
-    /// How ranks share the model. Left out where there is one, for the same reason.
+    /// How ranks and stages share the model. Left out where there is one of both, for the same reason.
     #[serde(default, skip_serializing_if = "ParallelSettings::is_one")]
     pub parallelism: ParallelSettings,
     /// Sizes of the engine.
@@ -57,24 +61,41 @@ fn is_zero<T: Default + PartialEq>(count: &T) -> bool {
     *count == T::default()
 }
 
-/// How ranks share a model.
+/// How ranks and stages share a model.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ParallelSettings {
-    /// Ranks, each with a part of heads, feed-forward and vocabulary; as many as GPUs where there are GPUs.
+    /// Ranks of each stage, each with a part of heads, feed-forward and vocabulary.
     pub tensor: u32,
+    /// Stages, each with some of the layers and ranks of its own. Left out where there is one, so that agents which do not know it still
+    /// read their configuration, and revisions from before there were several stay what they are.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub pipeline: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(count: &u32) -> bool {
+    *count == 1
 }
 
 impl Default for ParallelSettings {
     fn default() -> Self {
-        Self { tensor: 1 }
+        Self { tensor: 1, pipeline: 1 }
     }
 }
 
 impl ParallelSettings {
     /// Nobody shares.
     pub fn is_one(&self) -> bool {
-        self.tensor == 1
+        *self == Self::default()
+    }
+
+    /// GPUs that they have, where there are some: one for each rank of each stage.
+    pub fn n_gpus(&self) -> u32 {
+        self.tensor.saturating_mul(self.pipeline)
     }
 }
 

@@ -8,18 +8,20 @@ use stoker_fit::{
 
 use crate::{
     InferenceDeploymentSpec,
-    contract::{KvCacheDtype, Quantization},
+    contract::{KvCacheDtype, ParallelSettings, Quantization},
 };
 
 /// What a spec asks for.
 pub fn asked(spec: &InferenceDeploymentSpec) -> Asked {
     let engine = spec.engine.clone().unwrap_or_default();
+    let ParallelSettings { tensor, pipeline } = spec.parallel_settings();
     Asked {
         max_model_len: engine.max_model_len,
         sizes: AskedSizes { max_num_seqs: engine.max_num_seqs, max_batched_tokens: engine.max_batched_tokens },
         kv_cache_tokens: engine.kv_cache_tokens,
         memory_fraction: engine.memory_fraction.unwrap_or(MEMORY_FRACTION),
-        n_ranks: spec.tensor() as usize,
+        n_ranks: tensor as usize,
+        n_stages: pipeline as usize,
         fp8: engine.quantization == Some(Quantization::Fp8),
         kv_format: match engine.kv_cache_dtype {
             None => KvFormat::Bf16,

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     canary::CanarySpec,
-    contract::{KvCacheDtype, Quantization, TENSOR_PARALLEL_MAX},
-    parallelism::ParallelismSpec,
+    contract::{GPUS_MAX, KvCacheDtype, Quantization},
+    parallelism::{GPUS_THAT_SHARE, ParallelismSpec},
     pod::PodSpec,
     quantity::{Amount, quantity_schema},
     scaling::ScalingSpec,
@@ -62,30 +62,28 @@ use crate::{
     ).optional_old_self(true).message(
         "spec.replicas and spec.scaling exclude each other: remove replicas to let the operator decide the number, or set scaling.mode to external or advisory to keep it"
     ),
-    validation = Rule::new(
+    validation = Rule::new(format!(
         "!has(self.spec.engine) || !has(self.spec.engine.quantization) || (has(self.spec.resources) && has(self.spec.resources.gpus) && self.spec.resources.gpus > 0) \
-         || (has(self.spec.parallelism) && has(self.spec.parallelism.tensor) && self.spec.parallelism.tensor > 1)"
-    ).message("engine.quantization needs a GPU, an H100 or H200: set resources.gpus to 1 or remove quantization"),
-    validation = Rule::new(
+         || {GPUS_THAT_SHARE} > 1"
+    )).message("engine.quantization needs a GPU, an H100 or H200: set resources.gpus to 1 or remove quantization"),
+    validation = Rule::new(format!(
         "!has(self.spec.engine) || !has(self.spec.engine.kvCacheDtype) || (has(self.spec.resources) && has(self.spec.resources.gpus) && self.spec.resources.gpus > 0) \
-         || (has(self.spec.parallelism) && has(self.spec.parallelism.tensor) && self.spec.parallelism.tensor > 1)"
-    ).message("engine.kvCacheDtype needs a GPU: set resources.gpus to 1 or remove kvCacheDtype"),
-    validation = Rule::new(
-        "!has(self.spec.resources) || !has(self.spec.resources.gpus) || self.spec.resources.gpus == 0 \
-         || self.spec.resources.gpus == (has(self.spec.parallelism) && has(self.spec.parallelism.tensor) ? self.spec.parallelism.tensor : 1)"
-    ).message(
-        "resources.gpus and parallelism.tensor differ, and each of the ranks that share a model has a GPU of its own: set parallelism.tensor to the number of GPUs, and remove resources.gpus, which follows from it"
+         || {GPUS_THAT_SHARE} > 1"
+    )).message("engine.kvCacheDtype needs a GPU: set resources.gpus to 1 or remove kvCacheDtype"),
+    validation = Rule::new(format!(
+        "!has(self.spec.resources) || !has(self.spec.resources.gpus) || self.spec.resources.gpus == 0 || self.spec.resources.gpus == {GPUS_THAT_SHARE}"
+    )).message(
+        "resources.gpus is not parallelism.tensor times parallelism.pipeline (each 1 where it is not set), and each of the ranks that share a model has a GPU of its own: set parallelism.tensor to the number of GPUs, or parallelism.pipeline, and remove resources.gpus, which follows from them"
     ),
-    validation = Rule::new(
+    validation = Rule::new(format!(
         "!has(self.spec.resources) || !has(self.spec.resources.deviceClass) || (has(self.spec.resources.gpus) && self.spec.resources.gpus > 0) \
-         || (has(self.spec.parallelism) && has(self.spec.parallelism.tensor) && self.spec.parallelism.tensor > 1)"
-    ).message("resources.deviceClass says what GPUs are claimed by, and none are asked for: set resources.gpus to 1 or remove deviceClass"),
+         || {GPUS_THAT_SHARE} > 1"
+    )).message("resources.deviceClass says what GPUs are claimed by, and none are asked for: set resources.gpus to 1 or remove deviceClass"),
     // Ranks on CPUs are for tests: they have the memory and the threads that one rank would have.
-    validation = Rule::new(
-        "!has(self.spec.resources) || !has(self.spec.resources.gpus) || self.spec.resources.gpus > 0 \
-         || !has(self.spec.parallelism) || !has(self.spec.parallelism.tensor) || self.spec.parallelism.tensor == 1"
-    ).message(
-        "parallelism.tensor shares a model among GPUs, and resources.gpus 0 asks for none, where a replica has one rank: remove resources.gpus, which follows from parallelism.tensor, or remove parallelism"
+    validation = Rule::new(format!(
+        "!has(self.spec.resources) || !has(self.spec.resources.gpus) || self.spec.resources.gpus > 0 || {GPUS_THAT_SHARE} == 1"
+    )).message(
+        "parallelism shares a model among GPUs, and resources.gpus 0 asks for none, where a replica has one rank: remove resources.gpus, which follows from parallelism, or remove parallelism"
     ),
     validation = Rule::new(
         "!has(self.spec.scaling) || !has(self.spec.scaling.standby) || self.spec.scaling.standby == 0 \
@@ -279,11 +277,11 @@ pub struct ResourcesSpec {
         "isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('64Mi')) >= 0 && quantity(string(self)).compareTo(quantity('64Ti')) <= 0"
     ).message("resources.memory: a quantity of bytes from 64Mi to 64Ti, for example \"8Gi\""))]
     pub memory: Option<Amount>,
-    /// GPUs per replica, 0 to 8. A replica computes on the GPUs that its node gives it, and fails with the reason if it cannot;
-    /// with 0 on CPUs, whatever the node has. Several share the model, as many as `parallelism.tensor` says. Nodes with taints
-    /// need pod.tolerations. Default: `parallelism.tensor` if that is above 1, else 0.
+    /// GPUs per replica, 0 to 64. A replica computes on the GPUs that its node gives it, and fails with the reason if it cannot;
+    /// with 0 on CPUs, whatever the node has. Several share the model, as many as `parallelism.tensor` times `parallelism.pipeline`.
+    /// Nodes with taints need pod.tolerations. Default: that product if it is above 1, else 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = TENSOR_PARALLEL_MAX))]
+    #[schemars(range(min = 0, max = GPUS_MAX))]
     pub gpus: Option<u32>,
     /// What the cluster calls its GPUs: the extended resource that its device plugin offers, or that a DeviceClass names
     /// (`extendedResourceName`). Not beside `deviceClass`. Default: "nvidia.com/gpu".

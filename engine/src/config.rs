@@ -119,6 +119,9 @@ pub struct EngineLimits {
     pub quantization: Option<Quantization>,
     /// GPUs that share the model, each with its part of heads, feed-forward and vocabulary, and of the KV cache.
     pub tensor_parallel: usize,
+    /// Stages that the model's layers are cut into, each on as many GPUs of its own as share it. For what does not fit or divide otherwise:
+    /// a sequence's tokens come no sooner than from one stage.
+    pub pipeline_parallel: usize,
     /// Keep keys and values in fewer bits than they are computed in. `None`: as they are computed.
     pub kv_cache_dtype: Option<KvCacheDtype>,
 }
@@ -201,6 +204,7 @@ impl Default for EngineLimits {
             batch_invariant: false,
             quantization: None,
             tensor_parallel: 1,
+            pipeline_parallel: 1,
             kv_cache_dtype: None,
         }
     }
@@ -297,6 +301,7 @@ impl EngineLimits {
             ("max_batched_tokens", self.max_batched_tokens.unwrap_or(1) as u64),
             ("max_waiting", self.max_waiting as u64),
             ("tensor_parallel", self.tensor_parallel as u64),
+            ("pipeline_parallel", self.pipeline_parallel as u64),
             ("threads", self.threads.unwrap_or(1) as u64),
             ("kv_cache_tokens", self.kv_cache_tokens.unwrap_or(1) as u64),
             ("memory_limit_bytes", self.memory_limit_bytes.unwrap_or(1)),

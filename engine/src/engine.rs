@@ -299,6 +299,7 @@ impl LoadedModel {
         let dtype = if weights.is_bf16_or_less() { KvDtype::Bf16 } else { KvDtype::F32 };
         let spec = ModelSpec::new(&model_config, weights.format())?;
         spec.check_ranks(ops.len())?;
+        spec.check_stages(limits.pipeline_parallel)?;
         let held = weights.held_by(&spec, weight_bytes)?;
         let needs = MemoryNeeds {
             weights_bytes: held.values().sum(),
@@ -311,9 +312,18 @@ impl LoadedModel {
             [ops] => format!("cpu, {} threads, {}", ops.n_threads(), ops.isa()),
             ranks => format!("cpu, {} ranks of {} threads, {}", ranks.len(), ranks[0].n_threads(), ranks[0].isa()),
         };
-        let cache = CacheSize { dtype, n_blocks: memory.kv_blocks as usize, n_positions: sched.max_model_len };
+        let device = match limits.pipeline_parallel {
+            1 => device,
+            n_stages => format!("{device}, {n_stages} stages"),
+        };
+        let cache = CacheSize {
+            dtype,
+            n_blocks: memory.kv_blocks as usize,
+            n_positions: sched.max_model_len,
+            n_sequences: sched.max_num_seqs,
+        };
         let threads = rank_threads("engine-rank", ops.len())?;
-        let executor = CpuExecutor::load((ops, threads), &spec, &weights, cache, &take)?;
+        let executor = CpuExecutor::load((ops, threads), (&spec, limits.pipeline_parallel), &weights, cache, &take)?;
         let n_params = spec.n_params();
         let loaded = Loaded { n_params, dtype: dtype_name(&model_config, &weights), held, memory, device };
         let info = ModelInfo::new(&model_config, &assets, &sched, loaded);

@@ -23,11 +23,16 @@ use crate::{
     },
     host::{HostStep, kv_bytes_per_token, workspace_bytes},
     memory::{CacheUse, DeviceMemory, MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan},
-    model::{ModelError, spec::Rank},
+    model::{
+        ModelError, ModelSpec,
+        spec::{Rank, Stage},
+    },
 };
 
-/// Ranks that share a model at most.
+/// Ranks that share a model, or a stage of it, at most.
 pub const RANKS_MAX: usize = 8;
+/// Stages of a pipeline at most.
+pub const STAGES_MAX: usize = 8;
 /// Share of a GPU's memory where nobody says.
 pub const MEMORY_FRACTION: f64 = 0.9;
 
@@ -42,8 +47,10 @@ pub struct Asked {
     pub kv_cache_tokens: Option<u32>,
     /// Share of a GPU's memory that may be used.
     pub memory_fraction: f64,
-    /// Ranks that share the model: GPUs, where there are some.
+    /// Ranks that share the model, or each stage of it: GPUs, where there are some.
     pub n_ranks: usize,
+    /// Stages that its layers are cut into, each with ranks of its own.
+    pub n_stages: usize,
     /// Weights are quantised to e4m3 when they are loaded.
     pub fp8: bool,
     /// How keys and values are stored.
@@ -60,6 +67,7 @@ impl Default for Asked {
             kv_cache_tokens: None,
             memory_fraction: MEMORY_FRACTION,
             n_ranks: 1,
+            n_stages: 1,
             fp8: false,
             kv_format: KvFormat::Bf16,
             batch_invariant: false,
@@ -84,9 +92,9 @@ pub enum Place {
 pub struct Fit {
     /// Parameters of the model.
     pub n_params: u64,
-    /// Ranks that share it.
-    pub n_ranks: usize,
-    /// Memory of each GPU, or of the process.
+    /// GPUs, or ranks on CPUs, that have a part of it.
+    pub n_gpus: usize,
+    /// Memory of each GPU, or of the process; of stages of a pipeline that of the one with the least room.
     pub memory: MemoryPlan,
     /// Tokens of one sequence at most.
     pub max_model_len: usize,
@@ -156,7 +164,11 @@ pub fn plan(model: &Model, asked: &Asked, place: Place) -> Result<Fit, Misfit> {
     if asked.n_ranks == 0 || asked.n_ranks > RANKS_MAX {
         return Err(Misfit::Refused(format!("{} ranks are not 1 to {RANKS_MAX}", asked.n_ranks)));
     }
+    if asked.n_stages == 0 || asked.n_stages > STAGES_MAX {
+        return Err(Misfit::Refused(format!("{} stages are not 1 to {STAGES_MAX}", asked.n_stages)));
+    }
     model.spec.check_ranks(asked.n_ranks)?;
+    model.spec.check_stages(asked.n_stages)?;
     let max_model_len = context(model, asked)?;
     match place {
         Place::Gpu(card) => on_gpus(model, asked, card, max_model_len),
@@ -186,14 +198,24 @@ fn steps(asked: &Asked, defaults: StepSizes) -> Result<StepSizes, Misfit> {
 }
 
 fn on_gpus(model: &Model, asked: &Asked, card: Card, max_model_len: usize) -> Result<Fit, Misfit> {
+    let stages = Stage::all(asked.n_stages).map(|stage| on_gpus_of(stage, model, asked, card, max_model_len));
+    let stages = stages.collect::<Result<Vec<_>, _>>()?;
+    let formats = stages.iter().flat_map(|fit| fit.formats.clone()).collect();
+    // All have as many KV blocks as the one that has room for the fewest.
+    let least = stages.into_iter().min_by_key(|fit| fit.memory.kv_blocks).expect("there is a stage");
+    Ok(Fit { formats, ..least })
+}
+
+fn on_gpus_of(stage: Stage, model: &Model, asked: &Asked, card: Card, max_model_len: usize) -> Result<Fit, Misfit> {
     // The first one's share of a vocabulary is the largest.
     let rank = Rank { idx: 0, of: asked.n_ranks };
-    let sizes = sizes_on(model, asked, card.chip, rank)?;
+    let spec = model.spec.staged(stage);
+    let sizes = sizes_on(&spec, asked, card.chip, rank)?;
     let steps = steps(asked, StepSizes::GPU)?;
     let capacity = Capacity::new(&bounds(&sizes, asked, card.chip, (steps, max_model_len)));
     capacity.check().map_err(Misfit::Refused)?;
     let needs = MemoryNeeds {
-        weights_bytes: sizes.weights_bytes(model.spec.n_params_of(rank)?),
+        weights_bytes: sizes.weights_bytes(spec.n_params_of(rank)?),
         workspace_bytes: capacity.workspace_bytes(&sizes),
         kv_bytes_per_token: sizes.kv_bytes_per_token(),
     };
@@ -202,7 +224,7 @@ fn on_gpus(model: &Model, asked: &Asked, card: Card, max_model_len: usize) -> Re
     let memory = MemoryPlan::new(needs, cache, MemoryBudget::device(device, asked.memory_fraction))?;
     Ok(Fit {
         n_params: model.spec.n_params(),
-        n_ranks: asked.n_ranks,
+        n_gpus: asked.n_ranks * asked.n_stages,
         memory,
         max_model_len,
         max_num_seqs: cache.max_num_seqs,
@@ -212,8 +234,7 @@ fn on_gpus(model: &Model, asked: &Asked, card: Card, max_model_len: usize) -> Re
 }
 
 /// In the formats that the engine takes there.
-fn sizes_on(model: &Model, asked: &Asked, chip: Chip, rank: Rank) -> Result<DecoderSizes, Misfit> {
-    let spec = &model.spec;
+fn sizes_on(spec: &ModelSpec, asked: &Asked, chip: Chip, rank: Rank) -> Result<DecoderSizes, Misfit> {
     let sizes = DecoderSizes::of(spec, rank).ok_or_else(|| Misfit::Refused("it has no layers".to_owned()))?;
     // Over NVLink, where ranks share more: nobody knows the links yet.
     let sizes = DecoderSizes { kv_format: asked.kv_format, push: Push::Lines, ..sizes };
@@ -259,7 +280,7 @@ fn on_host(model: &Model, asked: &Asked, limit_bytes: u64, max_model_len: usize)
     let memory = MemoryPlan::new(needs, cache_use(asked, steps, max_model_len), MemoryBudget::host(limit_bytes))?;
     Ok(Fit {
         n_params: model.spec.n_params(),
-        n_ranks: asked.n_ranks,
+        n_gpus: asked.n_ranks,
         memory,
         max_model_len,
         max_num_seqs: step.max_num_seqs,

@@ -81,19 +81,40 @@ impl Device {
         Ok((devices, link))
     }
 
+    /// Opens GPUs of stages, those of each as a group. Copies between stages go over the link where it lets them through, else by way of the
+    /// host.
+    pub fn open_stages(stages: &[Vec<usize>]) -> Result<Vec<(Vec<Self>, Link)>, KernelError> {
+        let opened = stages.iter().map(|ordinals| Self::open_group(ordinals)).collect::<Result<Vec<_>, _>>()?;
+        for ((devices, _), own) in opened.iter().zip(stages) {
+            let others = || stages.iter().filter(|other| *other != own).flatten().copied();
+            for (device, ordinal) in devices.iter().zip(own) {
+                let reaching = others().map(|other| Ok((other, device.lets_in(*ordinal, other)?)));
+                let reaching = reaching.collect::<Result<Vec<_>, KernelError>>()?;
+                let reaching = reaching.into_iter().filter_map(|(other, can)| can.then_some(other)).collect();
+                device.share_memory_with(*ordinal, &reaching)?;
+            }
+        }
+        Ok(opened)
+    }
+
+    /// Whether another GPU can be let into what is allocated here.
+    fn lets_in(&self, own: usize, other: usize) -> Result<bool, KernelError> {
+        let failed = KernelError::driver("ask whether a GPU reaches another one's memory");
+        let handle = |ordinal: usize| result::device::get(i32::try_from(ordinal).expect("GPUs are few"));
+        let (own, other) = (handle(own).map_err(&failed)?, handle(other).map_err(&failed)?);
+        let mut can = 0;
+        // SAFETY: writes one integer; both handles are valid.
+        unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, other, own) }.result().map_err(&failed)?;
+        Ok(can != 0 && self.context.has_async_alloc())
+    }
+
     /// Lets other GPUs into what is allocated here. Buffers come from the device's default pool.
     fn share_memory_with(&self, own: usize, others: &BTreeSet<usize>) -> Result<(), KernelError> {
         let failed = KernelError::driver("share a GPU's memory with others");
-        let handle = |ordinal: usize| result::device::get(i32::try_from(ordinal).expect("GPUs are few"));
-        let device = handle(own).map_err(&failed)?;
+        let device = result::device::get(i32::try_from(own).expect("GPUs are few")).map_err(&failed)?;
         let mut granted = Vec::new();
         for other in others {
-            let mut can = 0;
-            // SAFETY: writes one integer; both handles are valid.
-            unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, handle(*other).map_err(&failed)?, device) }
-                .result()
-                .map_err(&failed)?;
-            if can == 0 || !self.context.has_async_alloc() {
+            if !self.lets_in(own, *other)? {
                 return Err(KernelError::NoPeerAccess { from: *other, to: own });
             }
             // SAFETY: a C struct of integers, a union of them included; all zeros is a value of it.

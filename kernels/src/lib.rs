@@ -30,6 +30,7 @@ mod entry;
 pub mod error;
 pub mod gemm;
 pub mod graph;
+pub mod handover;
 pub mod int4;
 pub mod launch;
 pub mod linear;

@@ -17,6 +17,10 @@ impl Mark {
         Ok(Self { reached })
     }
 
+    pub(crate) fn event(&self) -> &CudaEvent {
+        &self.reached
+    }
+
     /// Behind everything launched so far.
     pub fn set(&self, device: &Device) -> Result<(), KernelError> {
         self.reached.record(device.stream()).map_err(KernelError::driver("mark a place in the stream"))

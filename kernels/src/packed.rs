@@ -6,7 +6,7 @@
 //! ```
 //! The last field may be a large table of which little is used: then only the beginnings of its rows are sent. A block table for 256
 //! sequences of 131072 tokens has 8 MiB, 0.17 ms of the link, between two steps.
-//! Two pinned copies alternate, so the next step is packed while the last one's copy may still wait for its turn.
+//! Several pinned copies take turns, so the next step is packed while the last one's copy may still wait for its own.
 
 use std::{marker::PhantomData, ptr};
 
@@ -132,7 +132,7 @@ struct Slot {
 /// The buffers.
 #[derive(Debug)]
 pub struct Packed {
-    slots: [Slot; 2],
+    slots: Vec<Slot>,
     next: usize,
     words: CudaSlice<u64>,
     device: Device,
@@ -153,11 +153,11 @@ impl Filling<'_> {
 }
 
 impl Packed {
-    /// Allocates for layouts of up to `n_words`.
-    pub fn new(device: &Device, n_words: usize) -> Result<Self, KernelError> {
+    /// Allocates for layouts of up to `n_words`, of which so many may be on their way.
+    pub fn new(device: &Device, n_words: usize, n_copies: usize) -> Result<Self, KernelError> {
         let words = device.stream().alloc_zeros(n_words).map_err(KernelError::driver("allocate a step's inputs"))?;
         Ok(Self {
-            slots: [Slot::new(device, n_words)?, Slot::new(device, n_words)?],
+            slots: (0..n_copies).map(|_| Slot::new(device, n_words)).collect::<Result<_, _>>()?,
             next: 0,
             words,
             device: device.clone(),
@@ -165,7 +165,7 @@ impl Packed {
     }
 
     /// Lets `fill` write the next copy, then sends it to the device, of a large table at its end only the used corner. Waits
-    /// only if the step before the last one has not fetched its copy yet.
+    /// only if the device has not fetched the oldest copy yet.
     pub fn upload<T>(
         &mut self,
         layout: Layout,
@@ -174,8 +174,9 @@ impl Packed {
     ) -> Result<(), KernelError> {
         let sent = Sent::new(layout, used);
         let failed = KernelError::driver("copy a step's inputs to the device");
+        let n_copies = self.slots.len();
         let slot = &mut self.slots[self.next];
-        self.next = 1 - self.next;
+        self.next = (self.next + 1) % n_copies;
         slot.copied.synchronize().map_err(&failed)?;
         let words = &mut slot.host.as_mut_slice().map_err(&failed)?[..layout.n_words];
         fill(&mut Filling { words: &mut *words });

@@ -36,6 +36,11 @@ impl<T: Pod + DeviceRepr + ValidAsZeroBits> Readback<T> {
         self.done.record(self.device.stream()).map_err(&failed)
     }
 
+    /// Whether what was asked last is there. An error may be that of any launch before.
+    pub fn is_done(&self) -> Result<bool, KernelError> {
+        self.done.try_is_complete().map_err(KernelError::driver("look whether results of the device are there"))
+    }
+
     /// Waits for what was asked last. The wait spins: a sleeping thread wakes up tens of microseconds late. An error may be
     /// that of any launch before.
     pub fn wait(&self) -> Result<&[T], KernelError> {

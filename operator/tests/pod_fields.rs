@@ -153,11 +153,17 @@ fn ranks_have_a_gpu_each_and_the_agent_is_told() {
         ("{}", "{tensor: 2}", "{nvidia.com/gpu: '2'}", "2", "{tensor: 2}"),
         ("{gpus: 4}", "{tensor: 4}", "{nvidia.com/gpu: '4'}", "4", "{tensor: 4}"),
         ("{gpuResource: amd.com/gpu}", "{tensor: 8}", "{amd.com/gpu: '8'}", "8", "{tensor: 8}"),
+        // So have those of each stage.
+        ("{}", "{pipeline: 2}", "{nvidia.com/gpu: '2'}", "2", "{tensor: 1, pipeline: 2}"),
+        ("{gpus: 6}", "{tensor: 2, pipeline: 3}", "{nvidia.com/gpu: '6'}", "6", "{tensor: 2, pipeline: 3}"),
+        // One stage is what agents before there were several have: nothing is said of it.
+        ("{}", "{tensor: 2, pipeline: 1}", "{nvidia.com/gpu: '2'}", "2", "{tensor: 2}"),
         // One rank is what agents before there were several compute with: nothing is said of it.
         ("{gpus: 1}", "{tensor: 1}", "{nvidia.com/gpu: '1'}", "1", "null"),
         ("{gpus: 1}", "null", "{nvidia.com/gpu: '1'}", "1", "null"),
         ("{}", "{}", "null", "null", "null"),
         ("{gpus: 0}", "{tensor: 1}", "null", "null", "null"),
+        ("{gpus: 0}", "{pipeline: 1}", "null", "null", "null"),
     ];
     for (resources, parallelism, asked, gpus, told) in cases {
         let expected = (yaml(asked), yaml(gpus), yaml(told));
@@ -165,11 +171,11 @@ fn ranks_have_a_gpu_each_and_the_agent_is_told() {
     }
 }
 
-/// Claims of the pod and of the container that computes, and the template, of a deployment with these resources.
+/// Claims of the pod and of the container that computes, and the template, of a deployment with these resources on four GPUs.
 fn claimed_by(resources: &str) -> [Value; 3] {
     let mut deployment = deployment(&json!({}));
     deployment.spec.resources = serde_norway::from_str(resources).unwrap();
-    deployment.spec.parallelism = serde_norway::from_str("{tensor: 2}").unwrap();
+    deployment.spec.parallelism = serde_norway::from_str("{tensor: 2, pipeline: 2}").unwrap();
     let defaults = Defaults { agent_image: "agent:1".into(), ..Defaults::default() };
     let desired = desired(&validate(&deployment, &defaults).unwrap(), "");
     let pod = serde_json::to_value(desired.pod(0)).unwrap();
@@ -180,7 +186,7 @@ fn claimed_by(resources: &str) -> [Value; 3] {
 #[test]
 fn gpus_of_a_class_are_one_claim_of_the_pod_and_no_resource() {
     let [of_pod, container, template] = claimed_by("{deviceClass: gpu.nvidia.com, cpu: 4}");
-    let name = "chat.2.gpu.nvidia.com";
+    let name = "chat.4.gpu.nvidia.com";
     assert_eq!(of_pod, json!([{"name": "gpus", "resourceClaimTemplateName": name}]));
     let asked = json!({"cpu": "4"});
     assert_eq!(container, json!({"requests": asked, "limits": asked, "claims": [{"name": "gpus"}]}));
@@ -189,14 +195,14 @@ fn gpus_of_a_class_are_one_claim_of_the_pod_and_no_resource() {
         (&template["metadata"]["name"], &template["metadata"]["ownerReferences"][0]["uid"]),
         (&json!(name), &json!("uid-chat"))
     );
-    let exactly = json!({"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": 2});
+    let exactly = json!({"deviceClassName": "gpu.nvidia.com", "allocationMode": "ExactCount", "count": 4});
     assert_eq!(template["spec"]["spec"]["devices"]["requests"], json!([{"name": "gpus", "exactly": exactly}]));
     let [of_pod, container, template] = claimed_by("{}");
     assert_eq!((of_pod, &container["claims"], template), (Value::Null, &Value::Null, Value::Null));
 }
 
 #[test]
-fn more_ranks_are_another_revision_and_one_is_the_revision_of_none() {
+fn more_ranks_or_stages_are_another_revision_and_one_is_the_revision_of_none() {
     let revision = |parallelism: &str, gpus: &str| {
         let mut deployment = deployment(&json!({}));
         deployment.spec.resources = serde_norway::from_str(gpus).unwrap();
@@ -208,6 +214,10 @@ fn more_ranks_are_another_revision_and_one_is_the_revision_of_none() {
     assert_eq!(revision("{tensor: 2}", "null"), revision("{tensor: 2}", "{gpus: 2}"));
     assert_ne!(revision("{tensor: 2}", "null"), revision("{tensor: 4}", "null"));
     assert_ne!(revision("{tensor: 2}", "null"), revision("null", "{gpus: 1}"));
+    assert_eq!(revision("{pipeline: 1}", "{gpus: 1}"), revision("null", "{gpus: 1}"));
+    assert_eq!(revision("{tensor: 2, pipeline: 1}", "null"), revision("{tensor: 2}", "null"));
+    // As many GPUs, and another share of the model on each.
+    assert_ne!(revision("{pipeline: 2}", "null"), revision("{tensor: 2}", "null"));
 }
 
 #[test]

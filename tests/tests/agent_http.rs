@@ -139,15 +139,19 @@ async fn answers_say_how_long_they_took_and_name_tokens_by_id_where_the_agent_wa
 }
 
 #[tokio::test]
-async fn ranks_that_share_the_model_answer_as_one_does() -> Result<()> {
-    let agent = |n_ranks| async move {
-        AgentProcess::ready(&["--device", "cpu", "--threads", "2", "--tensor-parallel", n_ranks]).await
+async fn ranks_and_stages_that_share_the_model_answer_as_one_does() -> Result<()> {
+    let agent = |n_ranks, n_stages| async move {
+        let shared = ["--tensor-parallel", n_ranks, "--pipeline-parallel", n_stages];
+        AgentProcess::ready(&[&["--device", "cpu", "--threads", "2"][..], &shared].concat()).await
     };
-    let (one, two) = (agent("1").await?, agent("2").await?);
+    let one = agent("1", "1").await?;
     let answers = written_by(&one).await?;
     assert_eq!(answers[0], "42");
     assert!(answers.iter().all(|answer| !answer.is_empty()), "{answers:?}");
-    assert_eq!(written_by(&two).await?, answers);
+    for (n_ranks, n_stages) in [("2", "1"), ("1", "3"), ("2", "2")] {
+        let several = agent(n_ranks, n_stages).await?;
+        assert_eq!(written_by(&several).await?, answers, "{n_ranks} ranks, {n_stages} stages");
+    }
     Ok(())
 }
 

@@ -318,6 +318,27 @@ fn a_plan_needs_no_cluster_and_what_it_advises_is_enough() {
 }
 
 #[test]
+fn a_plan_offers_stages_where_ranks_cannot_share_the_model_and_they_are_enough() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = published("olmo2-7b").display().to_string();
+    let plan = |parallelism: Value| {
+        let spec = json!({"model": {"source": "hf://allenai/OLMo-2-1124-7B"}, "parallelism": parallelism});
+        let file = manifest(dir.path(), &spec);
+        offline(&["plan", "-f", &file, "--config", &config, "--gpu", "T4"])
+    };
+    let refused = plan(json!({}));
+    assert_eq!(refused.status.code(), Some(1));
+    let said = text(&refused.stdout);
+    assert!(said.contains("1 x T4") && said.contains("2 stages (parallelism.pipeline: 2)"), "{said}");
+    let fits = plan(json!({"pipeline": 2}));
+    let said = text(&fits.stdout);
+    assert!(fits.status.success() && said.contains("2 x T4"), "{said}");
+    let refused = plan(json!({"tensor": 2}));
+    let said = text(&refused.stdout);
+    assert!(said.contains("2 x T4") && said.contains("stages of a pipeline in place of ranks"), "{said}");
+}
+
+#[test]
 fn a_plan_against_a_cluster_counts_the_gpus_of_its_nodes() {
     let stage = Stage::set();
     let labels = json!({"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"});

@@ -114,8 +114,8 @@ fn the_smallest_object_is_accepted() {
 fn every_field_of_the_whole_object_is_accepted() {
     accepted(json!({
         "model": {"source": "pvc://weights/llama/8b", "servedNames": ["llama", "meta/llama-3.1:8b"]},
-        "resources": {"cpu": "1500m", "memory": "8Gi", "gpus": 4, "gpuResource": "nvidia.com/gpu"},
-        "parallelism": {"tensor": 4},
+        "resources": {"cpu": "1500m", "memory": "8Gi", "gpus": 8, "gpuResource": "nvidia.com/gpu"},
+        "parallelism": {"tensor": 4, "pipeline": 2},
         "engine": {"maxModelLen": 4096, "maxNumSeqs": 32, "maxBatchedTokens": 256, "kvCacheTokens": 65536, "maxWaiting": 64, "threads": 2, "memoryFraction": 0.5, "prefixCaching": false, "batchInvariant": true, "quantization": "fp8", "kvCacheDtype": "fp8"},
         "replicas": 3,
         "drain": {"deadlineSeconds": 60, "withdrawSeconds": 0},
@@ -274,12 +274,14 @@ fn absurd_numbers_name_field_and_limit() {
         ember_with(json!({"resources": {"gpus": 1}, "engine": {"kvCacheDtype": "int8"}})),
         &["Unsupported value", "fp8"],
     );
-    accepted(ember_with(
-        json!({"parallelism": {"tensor": 2}, "engine": {"quantization": "fp8", "kvCacheDtype": "fp8"}}),
-    ));
-    refused(ember_with(json!({"resources": {"gpus": 9}})), &["spec.resources.gpus", "less than or equal to 8"]);
-    for (tensor, words) in [(0, "greater than or equal to 1"), (9, "less than or equal to 8")] {
-        refused(ember_with(json!({"parallelism": {"tensor": tensor}})), &["spec.parallelism.tensor", words]);
+    refused(ember_with(json!({"resources": {"gpus": 65}})), &["spec.resources.gpus", "less than or equal to 64"]);
+    for way in ["tensor", "pipeline"] {
+        let shared = json!({"parallelism": {way: 2}, "engine": {"quantization": "fp8", "kvCacheDtype": "fp8"}});
+        accepted(ember_with(shared));
+        for (number, words) in [(0, "greater than or equal to 1"), (9, "less than or equal to 8")] {
+            let field = format!("spec.parallelism.{way}");
+            refused(ember_with(json!({"parallelism": {way: number}})), &[&field, words]);
+        }
     }
     refused(ember_with(json!({"resources": {"gpuResource": "gpu"}})), &["resources.gpuResource: DOMAIN/NAME"]);
     for wrong in ["GPU", "gpu.", "a/b", "a..b"] {
@@ -303,21 +305,37 @@ fn combinations_that_cannot_work_name_both_fields() {
     let engine = |engine: Value| ember_with(json!({"engine": engine}));
     let on_gpus =
         |resources: Value, parallelism: Value| ember_with(json!({"resources": resources, "parallelism": parallelism}));
-    let differ = ["resources.gpus and parallelism.tensor differ", "set parallelism.tensor to the number of GPUs"];
-    for (gpus, parallelism) in
-        [(2, json!({})), (1, json!({"tensor": 2})), (4, json!({"tensor": 2})), (2, json!({"tensor": 1}))]
-    {
+    let differ = [
+        "resources.gpus is not parallelism.tensor times parallelism.pipeline",
+        "set parallelism.tensor to the number of GPUs, or parallelism.pipeline, and remove resources.gpus",
+    ];
+    for (gpus, parallelism) in [
+        (2, json!({})),
+        (1, json!({"tensor": 2})),
+        (4, json!({"tensor": 2})),
+        (2, json!({"tensor": 1})),
+        (1, json!({"pipeline": 2})),
+        (2, json!({"tensor": 2, "pipeline": 2})),
+        (2, json!({"pipeline": 1})),
+    ] {
         refused(on_gpus(json!({"gpus": gpus}), parallelism), &differ);
     }
     refused(ember_with(json!({"resources": {"gpus": 2}})), &differ);
-    let on_cpus = ["resources.gpus 0 asks for none", "remove resources.gpus, which follows from parallelism.tensor"];
-    refused(on_gpus(json!({"gpus": 0}), json!({"tensor": 2})), &on_cpus);
+    let on_cpus = ["resources.gpus 0 asks for none", "remove resources.gpus, which follows from parallelism"];
+    for several in [json!({"tensor": 2}), json!({"pipeline": 2})] {
+        refused(on_gpus(json!({"gpus": 0}), several), &on_cpus);
+    }
     for (resources, parallelism) in [
         (json!({}), json!({"tensor": 8})),
+        (json!({}), json!({"tensor": 8, "pipeline": 8})),
         (json!({"gpus": 3}), json!({"tensor": 3})),
+        (json!({"gpus": 3}), json!({"pipeline": 3})),
+        (json!({"gpus": 6}), json!({"tensor": 2, "pipeline": 3})),
         (json!({"gpus": 1}), json!({"tensor": 1})),
+        (json!({"gpus": 1}), json!({"tensor": 1, "pipeline": 1})),
         (json!({"gpus": 1}), json!({})),
         (json!({"gpus": 0}), json!({"tensor": 1})),
+        (json!({"gpus": 0}), json!({"pipeline": 1})),
         (json!({"gpuResource": "nvidia.com/mig-3g.71gb"}), json!({"tensor": 2})),
     ] {
         accepted(on_gpus(resources, parallelism));
@@ -329,6 +347,7 @@ fn combinations_that_cannot_work_name_both_fields() {
     };
     accepted(on_gpus(claimed(json!({"gpus": 1})), json!({})));
     accepted(on_gpus(claimed(json!({})), json!({"tensor": 2})));
+    accepted(on_gpus(claimed(json!({})), json!({"pipeline": 2})));
     let two_ways = ["resources.deviceClass and resources.gpuResource", "remove gpuResource if a DRA driver gives them"];
     refused(on_gpus(claimed(json!({"gpus": 1, "gpuResource": "nvidia.com/gpu"})), json!({})), &two_ways);
     for none in [json!({}), json!({"gpus": 0})] {
@@ -546,9 +565,10 @@ fn kubectl_explains_every_field_with_its_default() {
 #[test]
 fn kubectl_explains_how_gpus_share_a_model() {
     let text = explained("infd.spec.parallelism");
-    assert!(text.contains("tensor") && text.contains("Default: 1."), "{text}");
+    assert!(text.contains("tensor") && text.contains("pipeline"), "{text}");
+    assert_eq!(text.matches("Default: 1.").count(), 2, "{text}");
     let text = explained("infd.spec.resources.gpus");
-    assert!(text.contains("`parallelism.tensor`"), "{text}");
+    assert!(text.contains("`parallelism.tensor`") && text.contains("`parallelism.pipeline`"), "{text}");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 #   tools/bench/gpu-check.sh            everything, some minutes: the race checker takes most of them, its groups run side by side
 #
 # By environment:
-#   BINARIES   folder with kernel-check, engine-tests and gpu-fault-, gpu-rank-fault- and gpu-rank-stall-tests, built elsewhere (default: built here, release)
+#   BINARIES   folder with kernel-check, engine-tests and gpu-fault- and gpu-rank-fault-tests, built elsewhere (default: built here, release)
 #   SANITIZER  the compute-sanitizer to use (default: the one on PATH, else NVIDIA's wheel, fetched into the cache)
 #   ONLY       some of: kernels engine memcheck racecheck
 #   OUT        folder for logs (default: a fresh temporary one)
@@ -38,7 +38,6 @@ build() {
   test_program engine engine-tests
   test_program gpu_fault gpu-fault-tests
   test_program gpu_rank_fault gpu-rank-fault-tests
-  test_program gpu_rank_stall gpu-rank-stall-tests
 }
 
 # Copies the program of one test target of the engine.
@@ -88,9 +87,8 @@ kernels() { step kernels 'agree|WRONG' "$BINARIES/kernel-check"; }
 engine() {
   step engine '^test result|FAILED|panicked|skipped' "$BINARIES/engine-tests" cuda --test-threads 1
   step gpu-fault '^test result|FAILED|panicked|skipped' "$BINARIES/gpu-fault-tests"
-  [ "$(nvidia-smi -L | wc -l)" -gt 1 ] || { echo "skipped: gpu-rank-fault, gpu-rank-stall: one GPU"; return 0; }
+  [ "$(nvidia-smi -L | wc -l)" -gt 1 ] || { echo "skipped: gpu-rank-fault: one GPU"; return 0; }
   step gpu-rank-fault '^test result|FAILED|panicked|skipped' "$BINARIES/gpu-rank-fault-tests"
-  step gpu-rank-stall '^test result|FAILED|panicked|skipped' "$BINARIES/gpu-rank-stall-tests"
 }
 
 memcheck() { sanitize memcheck '' pointwise linear gated residual invariance attention sampling packed program; }

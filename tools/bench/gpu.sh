@@ -16,6 +16,7 @@
 #                  ones in AWQ's form, or in e4m3 in blocks of 128 x 128
 #   KV_CACHE_DTYPE fp8: both systems store keys and values in it
 #   TENSOR_PARALLEL  GPUs that share the model, in both systems (default 1)
+#   PIPELINE_PARALLEL  stages that its layers are cut into, in both systems (default 1)
 #   SAMPLES        samples of each in the full sweep, each time it runs (default 3)
 #   OUT            folder for logs and figures (default: a fresh temporary one)
 #   STOKER_COMMIT  what to note as commit where no checkout came along
@@ -78,7 +79,7 @@ ours() {
   echo "== stoker, $1"
   free_memory
   timeout "${OURS_LIMIT:-180}" "$BENCH" run --model "$MODEL" --device "${DEVICE:-cuda:0}" --weights "${WEIGHTS:-device}" "${SWEEP[@]}" \
-    ${QUANTIZATION:+--quantization "$QUANTIZATION"} ${KV_CACHE_DTYPE:+--kv-cache-dtype "$KV_CACHE_DTYPE"} --tensor-parallel "${TENSOR_PARALLEL:-1}" --run "$RUN" --out "$OUT/$1.jsonl" 2> "$OUT/$1.log" || { tail -5 "$OUT/$1.log" >&2; return 1; }
+    ${QUANTIZATION:+--quantization "$QUANTIZATION"} ${KV_CACHE_DTYPE:+--kv-cache-dtype "$KV_CACHE_DTYPE"} --tensor-parallel "${TENSOR_PARALLEL:-1}" --pipeline-parallel "${PIPELINE_PARALLEL:-1}" --run "$RUN" --out "$OUT/$1.jsonl" 2> "$OUT/$1.log" || { tail -5 "$OUT/$1.log" >&2; return 1; }
 }
 
 # A whole agent, which reads its weights from disk: written once, then in the page cache.
@@ -106,10 +107,12 @@ vllm() {
   case ${QUANTIZATION:-} in int4 | fp8-blocks) stored=(--quantization "$QUANTIZATION") ;; ?*) made=("$QUANTIZATION") ;; esac
   [ -d "$MODEL" ] || config=$("$BENCH" checkpoint "$MODEL" --without-weights "${stored[@]}")
   ARRIVALS=$OUT/arrivals timeout "${VLLM_LIMIT:-200}" python3 tools/bench/vllm-peer.py "$config" "${QUICK[@]}" "${made[@]}" \
-    ${KV_CACHE_DTYPE:+"kv=$KV_CACHE_DTYPE"} ${TENSOR_PARALLEL:+"tp=$TENSOR_PARALLEL"} > "$OUT/vllm.log" 2>&1 \
+    ${KV_CACHE_DTYPE:+"kv=$KV_CACHE_DTYPE"} ${TENSOR_PARALLEL:+"tp=$TENSOR_PARALLEL"} ${PIPELINE_PARALLEL:+"pp=$PIPELINE_PARALLEL"} > "$OUT/vllm.log" 2>&1 \
     || echo "vLLM ended early: $OUT/vllm.log" >&2
   # As stoker-bench calls it.
-  local format=${QUANTIZATION:-bf16}${KV_CACHE_DTYPE:+, $KV_CACHE_DTYPE KV}${TENSOR_PARALLEL:+, $TENSOR_PARALLEL GPUs}
+  local gpus=${TENSOR_PARALLEL:+, $TENSOR_PARALLEL GPUs} ranks=${TENSOR_PARALLEL:-1}
+  [ -z "${PIPELINE_PARALLEL:-}" ] || gpus=", $PIPELINE_PARALLEL stages of $ranks GPU$([ "$ranks" = 1 ] || echo s)"
+  local format=${QUANTIZATION:-bf16}${KV_CACHE_DTYPE:+, $KV_CACHE_DTYPE KV}$gpus
   "$BENCH" peer vllm "$OUT/vllm.log" --run "$RUN" --model "$(basename "$MODEL")" --dtype "$format" --command "make bench-gpu" --out "$OUT/vllm.jsonl"
 }
 

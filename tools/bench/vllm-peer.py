@@ -1,6 +1,6 @@
 """vLLM as a peer of stoker-bench on a GPU: the same cases, printed as lines `SAMPLES {json}` among its own log.
 
-usage: vllm-peer.py CONFIG_DIRECTORY [quick|sampled|mix] [fp8] [kv=fp8] [tp=2]      needs vLLM; the directory holds a config.json and no weights
+usage: vllm-peer.py CONFIG_DIRECTORY [quick|sampled|mix] [fp8] [kv=fp8] [tp=2] [pp=2]      needs vLLM; the directory holds a config.json and no weights
 
 With `sampled` the cases are those with sampling options, as bench/src/sampled.rs has them, but for seeds: it has none to keep.
 
@@ -9,7 +9,7 @@ asynchronous engine.
 
 With fp8 it quantises weights when it loads them, with scales of its own choice, and rows as they come. With kv=fp8 it stores keys and
 values in e4m3, with the attention kernels that it chooses for that. With tp=N as many GPUs share the model, by its own all-reduce and
-NCCL's; NVLink multicast stays off, and what needs it. $CASES names cases, by comma, in place of all.
+NCCL's; NVLink multicast stays off, and what needs it. With pp=N its layers are cut into stages. $CASES names cases, by comma, in place of all.
 
 Greedy, end tokens ignored, prompts of fresh random tokens. tok_s of one stream counts decoding only; itl_ms of many is the whole
 time less that of as many prefills, by completion token, as stoker-bench counts it. `start` is until the engine is ready.
@@ -49,7 +49,7 @@ SEVERAL = {
 
 
 class Peer:
-    def __init__(self, directory: str, quantization: str | None, kv_cache_dtype: str, n_gpus: int, is_open: bool) -> None:
+    def __init__(self, directory: str, quantization: str | None, kv_cache_dtype: str, n_ranks: int, n_stages: int, is_open: bool) -> None:
         import numpy
         import vllm
 
@@ -72,8 +72,9 @@ class Peer:
             enable_prefix_caching=True,
             max_num_seqs=256,
             disable_log_stats=True,
-            tensor_parallel_size=n_gpus,
-            **(SEVERAL if n_gpus > 1 else {}),
+            tensor_parallel_size=n_ranks,
+            pipeline_parallel_size=n_stages,
+            **(SEVERAL if n_ranks * n_stages > 1 else {}),
         )
         if is_open:
             from vllm.v1.engine.async_llm import AsyncLLM
@@ -189,12 +190,14 @@ async def open_loads(peer: Peer, directory: str) -> None:
 
 
 def main() -> None:
-    n_gpus = next((int(word[3:]) for word in sys.argv[2:] if word.startswith("tp=")), 1)
-    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= {"quick", "sampled", "mix", "fp8", "kv=fp8", f"tp={n_gpus}"}:
+    number = lambda name: next((int(word[3:]) for word in sys.argv[2:] if word.startswith(f"{name}=")), 1)  # noqa: E731
+    n_ranks, n_stages = number("tp"), number("pp")
+    words = {"quick", "sampled", "mix", "fp8", "kv=fp8", f"tp={n_ranks}", f"pp={n_stages}"}
+    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= words:
         sys.exit(__doc__)
     quick = "quick" in sys.argv
     is_open = "mix" in sys.argv
-    peer = Peer(sys.argv[1], "fp8" if "fp8" in sys.argv else None, "fp8" if "kv=fp8" in sys.argv else "auto", n_gpus, is_open)
+    peer = Peer(sys.argv[1], "fp8" if "fp8" in sys.argv else None, "fp8" if "kv=fp8" in sys.argv else "auto", n_ranks, n_stages, is_open)
     if is_open:
         asyncio.run(open_loads(peer, os.environ["ARRIVALS"]))
         return

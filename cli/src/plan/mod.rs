@@ -61,6 +61,8 @@ struct Planned {
     deployment: String,
     source: String,
     place: Place,
+    /// GPUs of a replica; one where none is asked for, and one is looked at.
+    gpus: u32,
     /// How many nodes have room for a replica now; `None` where no cluster was asked.
     kind: Option<GpuKind>,
     answer: Result<Fit, (Misfit, Vec<Remedy>)>,
@@ -89,6 +91,7 @@ async fn plan_deployment(args: &PlanArgs, deployment: &InferenceDeployment, mode
             deployment: deployment.name_any(),
             source: deployment.spec.model.source.clone(),
             place,
+            gpus: deployment.spec.gpus().max(1),
             kind,
             answer: plan_of(model, &asked, place).map_err(|misfit| (misfit, remedies(model, &asked, place))),
         })

@@ -38,7 +38,7 @@ fn block(planned: &Planned) -> String {
 }
 
 fn place(planned: &Planned) -> String {
-    let gpus = planned.answer.as_ref().map_or(1, |fit| fit.n_ranks);
+    let gpus = planned.gpus;
     let mut text = match planned.place {
         Place::Gpu(card) => {
             let name = planned.kind.as_ref().map_or(card.name, |kind| &kind.product);
@@ -61,7 +61,7 @@ fn weights(fit: &Fit, place: Place) -> String {
             names.into_iter().collect::<Vec<_>>().join(" and ")
         }
     };
-    let each = if fit.n_ranks > 1 { " on each GPU" } else { "" };
+    let each = if fit.n_gpus > 1 { " on each GPU" } else { "" };
     format!("{}{each}, {} parameters, {format}", gib(fit.memory.weights_bytes), billions(fit.n_params))
 }
 
@@ -92,7 +92,7 @@ fn one(planned: &Planned) -> Value {
     let answer = match &planned.answer {
         Ok(fit) => json!({
             "parameters": fit.n_params,
-            "gpus": fit.n_ranks,
+            "gpus": fit.n_gpus,
             "weightsBytes": fit.memory.weights_bytes,
             "workspaceBytes": fit.memory.workspace_bytes,
             "kvBytesPerToken": fit.memory.kv_bytes_per_token,

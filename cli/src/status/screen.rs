@@ -338,6 +338,8 @@ mod tests {
         assert_eq!(said(json!({"resources": {"gpus": 1}})), "pvc://w, on a GPU each");
         assert_eq!(said(json!({"parallelism": {"tensor": 2}})), "pvc://w, on 2 GPUs each");
         assert_eq!(said(json!({"parallelism": {"tensor": 4}, "resources": {"gpus": 4}})), "pvc://w, on 4 GPUs each");
+        assert_eq!(said(json!({"parallelism": {"pipeline": 3}})), "pvc://w, on 3 GPUs each");
+        assert_eq!(said(json!({"parallelism": {"tensor": 2, "pipeline": 3}})), "pvc://w, on 6 GPUs each");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod cpu;
 pub mod cuda;
+mod micro_batches;
 mod rows;
 pub mod sim;
 

@@ -1,7 +1,7 @@
 //! The GPU computes what the CPU computes: logits within the noise of bf16, and so the same greedy text. Skipped where
 //! there is no GPU. In release builds, since the CPU answers every prompt too.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{fs, path::Path, slice, sync::Arc};
 
 use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
 use serde_json::{Value, json};
@@ -368,6 +368,34 @@ fn an_engine_that_has_ended_has_given_its_memory_back() {
 pub(crate) fn share_equal(ours: &[Vec<TokenId>], theirs: &[Vec<TokenId>]) -> f64 {
     assert_eq!(ours.len(), theirs.len());
     ours.iter().zip(theirs).filter(|(ours, theirs)| ours == theirs).count() as f64 / ours.len() as f64
+}
+
+/// Held-out questions get the same answers from two engines, `least` of them token by token, and as many right ones.
+pub(crate) fn check_alike(case: &str, engines: [&EngineHandle; 2], least: f64) {
+    let (prompts, expected) = questions(engines[0]);
+    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let answers = engines.map(|engine| answers(engine, &prompts, &greedy));
+    let equal = share_equal(&answers[0], &answers[1]);
+    let scores = answers.each_ref().map(|answers| score(engines[0], answers, &expected));
+    println!("{case}: {:.1} % of answers equal, right {scores:?}", 100.0 * equal);
+    assert!(equal >= least && (scores[0] - scores[1]).abs() <= 0.005, "{case}: {equal}, {scores:?}");
+}
+
+/// A request that is drawn with many options gets the same every time, with its seed.
+pub(crate) fn check_repeats(engine: &EngineHandle) {
+    let sampled = SamplingParams {
+        temperature: 0.8,
+        top_p: 0.9,
+        repetition_penalty: 1.1,
+        frequency_penalty: 0.2,
+        seed: 7,
+        ..SamplingParams::default()
+    };
+    for prompt in questions(engine).0.iter().step_by(50) {
+        let ask = || answers(engine, slice::from_ref(prompt), &sampled);
+        assert_eq!(ask(), ask(), "the same seed");
+    }
+    assert_eq!(engine.load().stopped, None);
 }
 
 #[test]

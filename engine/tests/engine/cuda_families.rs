@@ -10,7 +10,7 @@ use stoker_engine::{
 use tempfile::TempDir;
 
 use crate::{
-    common, cuda,
+    common, cuda, cuda_pipeline,
     families::{self, Stored},
     goldens::Golden,
 };
@@ -198,12 +198,24 @@ pub(crate) fn open_shared(name: &'static str, n_ranks: usize) -> Result<CudaMode
 
 /// Logits of the input on GPUs that share the model.
 pub(crate) fn check_shared(name: &'static str, n_ranks: usize) {
+    check_on_several("ranks", name, open_shared(name, n_ranks));
+}
+
+/// The same of stages.
+pub(crate) fn check_staged(name: &'static str, n_stages: usize) {
+    let limits = EngineLimits { pipeline_parallel: n_stages, memory_fraction: 0.2, ..limits(8192) };
+    let opened = cuda_pipeline::open_staged(&Family::new(name).config(DeviceChoice::Auto, limits));
+    check_on_several("stages", name, opened);
+}
+
+fn check_on_several(what: &str, name: &'static str, opened: Result<CudaModel, StartError>) {
     let family = Family::new(name);
     let tokens = family.tokens(family.number("n_tokens"));
-    let mut gpus = open_shared(name, n_ranks).unwrap_or_else(|error| panic!("{name}: {error}"));
-    family.check_rows("ranks, in chunks", &gpus.executor.teacher_forced_logits(&tokens, CHUNK).unwrap());
+    let mut gpus = opened.unwrap_or_else(|error| panic!("{name}: {error}"));
+    family.check_rows(&format!("{what}, in chunks"), &gpus.executor.teacher_forced_logits(&tokens, CHUNK).unwrap());
     let begin = &tokens[..N_DECODED];
-    family.check_rows("ranks, token by token", &gpus.executor.teacher_forced_logits(begin, 1).unwrap());
+    let found = gpus.executor.teacher_forced_logits(begin, 1).unwrap();
+    family.check_rows(&format!("{what}, token by token"), &found);
 }
 
 /// Logits of the whole input in chunks, and of its beginning token by token; answers of transformers, of our CPU, and the GPU's own.

@@ -1,10 +1,7 @@
 //! Models that several GPUs share, of which each holds a rank. Skipped where there are fewer.
 
-use std::slice;
-
 use stoker_engine::{
-    Engine, EngineHandle, EngineLimits, KvCacheDtype, Quantization, Request, SamplingParams, StartError, TokenId,
-    exec::cuda::CudaModel,
+    Engine, EngineHandle, EngineLimits, KvCacheDtype, Quantization, Request, StartError, TokenId, exec::cuda::CudaModel,
 };
 use stoker_fit::gpu::BESIDE_E4M3_ROWS;
 use stoker_kernels::Device;
@@ -61,30 +58,10 @@ fn greedy_answers_of_two_gpus_are_right_as_often_and_a_request_gets_the_same_eve
     if !has_gpus(2, "greedy_answers_of_two_gpus_are_right_as_often_and_a_request_gets_the_same_every_time") {
         return;
     }
-    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     let (one, two) = (start(1, limits()), start(2, limits()));
-    let (prompts, expected) = cuda::questions(&one);
-    let answers = [&one, &two].map(|engine| cuda::answers(engine, &prompts, &greedy));
-    let equal = cuda::share_equal(&answers[0], &answers[1]);
-    let scores = [0, 1].map(|at| cuda::score(&one, &answers[at], &expected));
-    println!("one and two GPUs: {:.1} % of answers equal, right {scores:?}", 100.0 * equal);
-    assert!(equal >= 0.99, "{equal}");
-    assert!((scores[0] - scores[1]).abs() <= 0.005, "{scores:?}");
-    let sampled = SamplingParams {
-        temperature: 0.8,
-        top_p: 0.9,
-        repetition_penalty: 1.1,
-        frequency_penalty: 0.2,
-        seed: 7,
-        ..SamplingParams::default()
-    };
-    for prompt in prompts.iter().step_by(50) {
-        let ask = || cuda::answers(&two, slice::from_ref(prompt), &sampled);
-        assert_eq!(ask(), ask(), "the same seed");
-    }
-    for engine in [one, two] {
-        assert_eq!(engine.load().stopped, None);
-    }
+    cuda::check_alike("one and two GPUs", [&one, &two], 0.99);
+    cuda::check_repeats(&two);
+    assert_eq!(one.load().stopped, None);
 }
 
 #[test]
@@ -93,7 +70,6 @@ fn quantised_weights_and_caches_of_two_gpus_answer_as_those_of_one() {
     if !cuda::has_hopper(test) || !has_gpus(2, test) {
         return;
     }
-    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     for (quantization, kv_cache_dtype) in [
         (Some(Quantization::Fp8), None),
         (None, Some(KvCacheDtype::Fp8)),
@@ -101,12 +77,7 @@ fn quantised_weights_and_caches_of_two_gpus_answer_as_those_of_one() {
     ] {
         let limits = || EngineLimits { quantization, kv_cache_dtype, ..limits() };
         let (one, two) = (start(1, limits()), start(2, limits()));
-        let (prompts, expected) = cuda::questions(&one);
-        let answers = [&one, &two].map(|engine| cuda::answers(engine, &prompts, &greedy));
-        let equal = cuda::share_equal(&answers[0], &answers[1]);
-        let scores = [0, 1].map(|at| cuda::score(&one, &answers[at], &expected));
-        println!("{quantization:?}, {kv_cache_dtype:?}: {:.1} % equal, right {scores:?}", 100.0 * equal);
-        assert!(equal >= 0.98 && (scores[0] - scores[1]).abs() <= 0.005, "{equal}, {scores:?}");
+        cuda::check_alike(&format!("{quantization:?}, {kv_cache_dtype:?}"), [&one, &two], 0.98);
     }
 }
 
@@ -123,7 +94,6 @@ fn four_bits_of_two_gpus_answer_as_those_of_one() {
         let limits = EngineLimits { tensor_parallel: n_ranks, ..limits };
         CudaModel::open(&common::config(directory.path(), limits), 0, &|_| {}).unwrap()
     };
-    let greedy = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
     // With more rows one GPU has these in e4m3, and several do not.
     let few_rows = BESIDE_E4M3_ROWS.start - 1;
     let [one, two] = [1, 2].map(|n_ranks| {
@@ -132,12 +102,7 @@ fn four_bits_of_two_gpus_answer_as_those_of_one() {
         Engine::start_with(Box::new(executor), parts)
     });
     assert!(one.model().memory.weights_bytes < one.model().n_params, "they are held as codes");
-    let (prompts, expected) = cuda::questions(&one);
-    let answers = [&one, &two].map(|engine| cuda::answers(engine, &prompts, &greedy));
-    let equal = cuda::share_equal(&answers[0], &answers[1]);
-    let scores = [0, 1].map(|at| cuda::score(&one, &answers[at], &expected));
-    println!("four bits: {:.1} % equal, right {scores:?}", 100.0 * equal);
-    assert!(equal >= 0.98 && (scores[0] - scores[1]).abs() <= 0.005, "{equal}, {scores:?}");
+    cuda::check_alike("four bits", [&one, &two], 0.98);
     drop((one, two));
 
     let tokens: Vec<TokenId> = cuda::golden().0.into_iter().cycle().take(N_ROWS).collect();

@@ -1,4 +1,5 @@
-//! One of two GPUs that share a model fails under load. In a process of its own: what fails is the context that all tests of a process share.
+//! One of two GPUs that compute a model fails under load, or stalls. In processes of their own: what fails is the context that all tests of a
+//! process share.
 
 #[path = "../../../tests/src/skip.rs"]
 #[expect(unreachable_pub, reason = "one file for these tests and for the harness of the whole-system tests")]
@@ -7,7 +8,9 @@ mod skip;
 mod terminal;
 
 use std::{
+    env,
     path::Path,
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -22,18 +25,34 @@ use terminal::{PATIENCE, terminal};
 
 /// From the fault to an engine that says that it has stopped.
 const WITHIN: Duration = Duration::from_secs(10);
+/// How long a GPU stalls: longer than anybody waits for it.
+const STALL: Duration = Duration::from_secs(14);
+/// Set for a process that has a fault of its own.
+const IN_CHILD: &str = "STOKER_TEST_IN_CHILD";
 
-#[test]
-fn a_fault_of_one_rank_ends_every_request_and_stops_the_engine_within_seconds() {
-    let test = "a_fault_of_one_rank_ends_every_request_and_stops_the_engine_within_seconds";
+/// Runs a test in a process of its own; true in that process, where it is to go on.
+fn is_child(test: &str) -> bool {
     if !stoker_kernels::built_with_kernels() {
-        return skip(test, "built without GPU kernels");
+        skip(test, "built without GPU kernels");
+        return false;
     }
     if let Err(absent) = Device::open(1) {
-        return skip(test, &format!("two GPUs are needed: {absent}"));
+        skip(test, &format!("two GPUs are needed: {absent}"));
+        return false;
     }
+    if env::var_os(IN_CHILD).is_some() {
+        return true;
+    }
+    let program = env::current_exe().expect("a test is a program");
+    let child = Command::new(program).args(["--exact", test, "--nocapture"]).env(IN_CHILD, "1").status();
+    assert!(child.expect("it starts").success(), "{test}");
+    false
+}
+
+/// Eight requests run on two GPUs; what `disturb` does ends all of them, with a reason that says `expected`, and the engine.
+fn check(limits: EngineLimits, disturb: impl FnOnce(), expected: &str) {
     let model = ModelFiles::Directory(Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/ember"));
-    let limits = EngineLimits { tensor_parallel: 2, kv_cache_tokens: Some(64 * 1024), ..EngineLimits::default() };
+    let limits = EngineLimits { kv_cache_tokens: Some(64 * 1024), ..limits };
     let config = EngineConfig { model, limits, device: DeviceChoice::Cuda(0) };
     let engine = Engine::start(config, |_| {}).expect("the model starts");
     let request = || {
@@ -46,16 +65,66 @@ fn a_fault_of_one_rank_ends_every_request_and_stops_the_engine_within_seconds() 
         assert!(matches!(stream.blocking_next(), Some(RequestEvent::Delta { .. })), "every one runs");
     }
     let failed = Instant::now();
-    stoker_gpu_fault::fail(1).expect("it starts");
+    disturb();
     for stream in streams {
         let event = terminal(stream).expect("a terminal, not a hang");
         let RequestEvent::Finished { reason: FinishReason::Error(reason), .. } = event else { panic!("{event:?}") };
         println!("{:.1} s: {reason}", failed.elapsed().as_secs_f32());
-        assert!(reason.contains("cuda:") && reason.contains("one of 2 GPUs"), "{reason}");
+        assert!(reason.contains("cuda:") && reason.contains(expected), "{reason}");
     }
     while engine.load().stopped.is_none() && failed.elapsed() < PATIENCE {
         thread::sleep(Duration::from_millis(1));
     }
     assert!(failed.elapsed() < WITHIN, "{:?}", failed.elapsed());
     engine.submit(request()).expect_err("nothing computes any more");
+}
+
+fn ranks() -> EngineLimits {
+    EngineLimits { tensor_parallel: 2, ..EngineLimits::default() }
+}
+
+fn stages() -> EngineLimits {
+    EngineLimits { pipeline_parallel: 2, ..EngineLimits::default() }
+}
+
+#[test]
+fn a_fault_of_one_rank_ends_every_request_and_stops_the_engine_within_seconds() {
+    if is_child("a_fault_of_one_rank_ends_every_request_and_stops_the_engine_within_seconds") {
+        check(ranks(), || stoker_gpu_fault::fail(1).expect("it starts"), "one of 2 GPUs");
+    }
+}
+
+#[test]
+fn a_fault_of_the_first_stage_ends_every_request_and_stops_the_engine_within_seconds() {
+    if is_child("a_fault_of_the_first_stage_ends_every_request_and_stops_the_engine_within_seconds") {
+        check(stages(), || stoker_gpu_fault::fail(0).expect("it starts"), "one of 2 GPUs");
+    }
+}
+
+#[test]
+fn a_fault_of_the_last_stage_ends_every_request_and_stops_the_engine_within_seconds() {
+    if is_child("a_fault_of_the_last_stage_ends_every_request_and_stops_the_engine_within_seconds") {
+        check(stages(), || stoker_gpu_fault::fail(1).expect("it starts"), "one of 2 GPUs");
+    }
+}
+
+#[test]
+fn a_rank_that_stalls_ends_every_request_and_stops_the_engine_within_seconds() {
+    if is_child("a_rank_that_stalls_ends_every_request_and_stops_the_engine_within_seconds") {
+        check(ranks(), || stoker_gpu_fault::stall(1, STALL).expect("it starts"), "one of 2 GPUs");
+    }
+}
+
+#[test]
+fn a_first_stage_that_stalls_ends_every_request_and_stops_the_engine_within_seconds() {
+    if is_child("a_first_stage_that_stalls_ends_every_request_and_stops_the_engine_within_seconds") {
+        check(stages(), || stoker_gpu_fault::stall(0, STALL).expect("it starts"), "has not answered");
+    }
+}
+
+#[test]
+fn a_last_stage_that_stalls_ends_every_request_and_stops_the_engine_within_seconds() {
+    if is_child("a_last_stage_that_stalls_ends_every_request_and_stops_the_engine_within_seconds") {
+        check(stages(), || stoker_gpu_fault::stall(1, STALL).expect("it starts"), "has not answered");
+    }
 }

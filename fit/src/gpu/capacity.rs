@@ -175,6 +175,7 @@ impl Capacity {
         let (rows, widened) = (self.quantised_rows(sizes), self.widened(sizes));
         let (quantised, scales) = (rows.0 + widened.0, rows.1 + widened.1);
         let shared = self.exchange(sizes, sizes.rank.of).map_or(0, |size| size.bytes());
+        let arriving = 2 * self.arriving_values(sizes);
         let bytes = self.max_rows * (2 * row_values + 4)
             + quantised
             + 4 * scales
@@ -184,6 +185,7 @@ impl Capacity {
             + scratch
             + angles
             + shared
+            + arriving
             + 8 * inputs;
         let graphs = sizes.layers.len() as u64 * GRAPHS_OF_LAYER_BYTES;
         let staging = if has_int4(sizes) { STAGING_BYTES } else { 0 };
@@ -200,6 +202,11 @@ impl Capacity {
             max_logit_rows: self.max_sampled,
             logit_share: sizes.rank.vocabulary_share(sizes.vocab),
         })
+    }
+
+    /// Values of rows that the stage before leaves for this one; 0 where there is none.
+    pub fn arriving_values(&self, sizes: &DecoderSizes) -> usize {
+        if sizes.stage.is_first() { 0 } else { self.max_rows * sizes.hidden }
     }
 
     /// Values and rows that are quantised at once, at the most.

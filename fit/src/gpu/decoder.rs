@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Heads, KvFormat, LayerFormats, Push, WeightFormat};
 use crate::{
     format::BytesByFormat,
-    model::{ModelSpec, spec::Rank},
+    model::{
+        ModelSpec,
+        spec::{Rank, Stage},
+    },
 };
 
 /// See the module.
@@ -25,6 +28,8 @@ pub struct DecoderSizes {
     pub heads: Heads,
     /// Which share it is.
     pub rank: Rank,
+    /// Of which stage.
+    pub stage: Stage,
     /// How few rows go from rank to rank.
     pub push: Push,
     /// How keys and values lie in the cache.
@@ -49,6 +54,7 @@ impl DecoderSizes {
                 .map_or(0, |last| last + 1),
             heads: Heads { n_q: heads.n_heads, n_kv: heads.n_kv_heads, dim: heads.head_dim },
             rank,
+            stage: spec.stage,
             push: Push::Words,
             kv_format: KvFormat::Bf16,
         })

@@ -175,8 +175,19 @@ pub enum ModelError {
         /// How many ranks there are.
         ranks: usize,
     },
+    /// A stage would have no layer.
+    #[error("{n_stages} stages of a pipeline are more than the model's {n_layers} layers: take at most as many")]
+    TooManyStages {
+        /// Of the model.
+        n_layers: usize,
+        /// What was asked.
+        n_stages: usize,
+    },
     /// A norm runs over what ranks would have in parts.
-    #[error("{tensor}: {architecture} norms all heads of a row together, and ranks would have some each: take one GPU")]
+    #[error(
+        "{tensor}: {architecture} norms all heads of a row together, and ranks would have some each: take one GPU, or stages of a \
+         pipeline in place of ranks"
+    )]
     Undivided {
         /// The norm's weight.
         tensor: String,

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display};
 
-use super::{Asked, Model, Place, RANKS_MAX, plan};
+use super::{Asked, Model, Place, RANKS_MAX, STAGES_MAX, plan};
 use crate::{
     BLOCK_TOKENS,
     gpu::{CARDS, Card, KvFormat},
@@ -20,6 +20,10 @@ const HOST_BYTES_MAX: u64 = 1 << 42;
 pub enum Remedy {
     /// So many GPUs, or ranks on CPUs.
     Ranks(usize),
+    /// So many stages, with GPUs of their own: for models that ranks do not divide, or not far enough.
+    Stages(usize),
+    /// So many stages in place of ranks.
+    StagesAlone(usize),
     /// Weights in e4m3.
     Fp8,
     /// Keys and values in e4m3.
@@ -41,6 +45,8 @@ impl Remedy {
     pub fn apply(&self, asked: &mut Asked, place: &mut Place) {
         match self {
             Self::Ranks(n_ranks) => asked.n_ranks = *n_ranks,
+            Self::Stages(n_stages) => asked.n_stages = *n_stages,
+            Self::StagesAlone(n_stages) => (asked.n_ranks, asked.n_stages) = (1, *n_stages),
             Self::Fp8 => asked.fp8 = true,
             Self::Fp8Cache => asked.kv_format = KvFormat::E4m3,
             Self::Context(tokens) => asked.max_model_len = Some(*tokens),
@@ -66,7 +72,7 @@ pub fn remedies(model: &Model, asked: &Asked, place: Place) -> Vec<Remedy> {
     let enough = |remedy: &Remedy| remedy.is_enough(model, asked, place);
     let alone: Vec<Remedy> = match place {
         Place::Gpu(_) => {
-            let ranks = more_ranks(asked).find(&enough);
+            let ranks = more_ranks(asked).chain(more_stages(asked)).chain(stages_alone(asked)).find(&enough);
             let formats = [Remedy::Fp8, Remedy::Fp8Cache].into_iter().filter(&enough);
             let fraction = fractions(asked).find(&enough);
             ranks.into_iter().chain(formats).chain(context(model, asked, place)).chain(fraction).collect()
@@ -81,6 +87,17 @@ pub fn remedies(model: &Model, asked: &Asked, place: Place) -> Vec<Remedy> {
 fn more_ranks(asked: &Asked) -> impl Iterator<Item = Remedy> {
     let n_ranks = asked.n_ranks;
     (n_ranks + 1..=RANKS_MAX).map(Remedy::Ranks)
+}
+
+fn more_stages(asked: &Asked) -> impl Iterator<Item = Remedy> {
+    (asked.n_stages + 1..=STAGES_MAX).map(Remedy::Stages)
+}
+
+/// From as many GPUs on as there were to be.
+fn stages_alone(asked: &Asked) -> impl Iterator<Item = Remedy> {
+    let n_gpus = asked.n_ranks.saturating_mul(asked.n_stages);
+    let fewest = if asked.n_ranks > 1 { n_gpus } else { STAGES_MAX + 1 };
+    (fewest..=STAGES_MAX).map(Remedy::StagesAlone)
 }
 
 fn fractions(asked: &Asked) -> impl Iterator<Item = Remedy> {
@@ -146,6 +163,10 @@ impl Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ranks(n) => write!(f, "{n} GPUs (parallelism.tensor: {n})"),
+            Self::Stages(n) => write!(f, "{n} stages (parallelism.pipeline: {n})"),
+            Self::StagesAlone(n) => {
+                write!(f, "{n} stages in place of ranks (parallelism.pipeline: {n}, without tensor)")
+            }
             Self::Fp8 => f.write_str("engine.quantization: fp8"),
             Self::Fp8Cache => f.write_str("engine.kvCacheDtype: fp8"),
             Self::Context(tokens) => {

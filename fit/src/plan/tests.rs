@@ -126,6 +126,44 @@ fn what_is_known_to_fit_fits_and_what_is_known_not_to_does_not() {
     );
 }
 
+/// The embedding table is the first stage's, the head the last one's; all weights are some stage's, tied ones that of both.
+#[test]
+fn stages_hold_the_model_once() {
+    for (name, shared) in [("llama-3.1-8b", 0), ("gemma-3-1b", 262_144 * 1152), ("olmo2-7b", 0)] {
+        let model = published(name);
+        for n_stages in [2, 3, 8] {
+            let of_stage = |stage| model.spec.staged(stage).n_params();
+            let all: u64 = Stage::all(n_stages).map(of_stage).sum();
+            assert_eq!(all, model.spec.n_params() + shared, "{name}: {n_stages} stages");
+        }
+    }
+    let asked = |n_stages| Asked { n_stages, max_model_len: Some(8192), ..Asked::default() };
+    let large = model(&llama(8192, 28_672, 80, [64, 8]));
+    let on_h200 = |n_stages| plan(&large, &asked(n_stages), card("H200"));
+    assert!(on_h200(1).is_err());
+    let fit = on_h200(2).unwrap();
+    assert_eq!((fit.n_gpus, fit.memory.kv_bytes_per_token), (2, 2 * 40 * 8 * 128 * 2));
+    let with_ranks = plan(&large, &Asked { n_ranks: 2, ..asked(2) }, card("H100-80GB")).unwrap();
+    assert_eq!(with_ranks.n_gpus, 4);
+}
+
+#[test]
+fn a_model_that_ranks_do_not_divide_is_offered_stages_and_no_more_than_it_has_layers() {
+    let olmo = published("olmo2-7b");
+    let asked = Asked { max_model_len: Some(4096), ..Asked::default() };
+    let advised = remedies(&olmo, &asked, card("T4"));
+    assert!(advised.contains(&Remedy::Stages(2)), "{advised:?}");
+    assert!(!advised.iter().any(|remedy| matches!(remedy, Remedy::Ranks(_))), "{advised:?}");
+    let of_ranks = remedies(&olmo, &Asked { n_ranks: 2, ..asked }, card("T4"));
+    assert!(of_ranks.contains(&Remedy::StagesAlone(2)), "{of_ranks:?}");
+    let mut shallow = llama(4096, 14_336, 3, [32, 8]);
+    shallow["vocab_size"] = json!(1000);
+    let refused =
+        |n_stages| plan(&model(&shallow), &Asked { n_stages, ..asked }, card("H200")).unwrap_err().to_string();
+    assert_eq!(refused(4), "4 stages of a pipeline are more than the model's 3 layers: take at most as many");
+    assert_eq!([refused(0), refused(9)], ["0 stages are not 1 to 8", "9 stages are not 1 to 8"]);
+}
+
 #[test]
 fn codes_that_a_cpu_does_not_multiply_take_the_memory_of_plain_numbers_there() {
     // Bytes of 32 weights: blocks of eight bits, of four, or numbers of two bytes.
@@ -295,7 +333,7 @@ fn questions() -> impl Iterator<Item = (Model, Asked, Place)> {
         let asked = lens
             .into_iter()
             .flat_map(|max_model_len| [1, 2].map(|n_ranks| Asked { max_model_len, n_ranks, ..Asked::default() }));
-        let asked: Vec<Asked> = asked.collect();
+        let asked: Vec<Asked> = asked.flat_map(|asked| [1, 3].map(|n_stages| Asked { n_stages, ..asked })).collect();
         let places = places.clone();
         places.into_iter().flat_map(move |place| {
             let model = model.clone();

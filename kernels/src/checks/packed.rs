@@ -19,7 +19,7 @@ fn arrival(gpu: &Gpu, sizes: (usize, usize, usize, usize)) -> Result<Outcome, Ke
     let (all_rows, row_values, n_rows, n_columns) = sizes;
     let mut layout = Layout::default();
     let (before, table) = (layout.field::<i32>(101), layout.field::<i32>(all_rows * row_values));
-    let mut packed = Packed::new(gpu.kernels.device(), layout.n_words())?;
+    let mut packed = Packed::new(gpu.kernels.device(), layout.n_words(), 2)?;
     packed.upload(layout, Corner { table, row_values, n_rows, n_columns }, |filling| {
         filling.field(before).copy_from_slice(&numbers(before));
         for (row, values) in

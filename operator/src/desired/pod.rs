@@ -266,7 +266,7 @@ pub(super) fn resources_without_gpus(inputs: &ReplicaInputs) -> Option<ResourceR
 }
 
 /// The ranks that share a model are threads of one process that write into each other's GPU memory by its address
-/// (`kernels/src/ranks.rs`), so a replica on several GPUs needs no larger `/dev/shm`.
+/// (`kernels/src/ranks.rs`), and so are those of all stages, so a replica on several GPUs needs no larger `/dev/shm`.
 fn volumes(inputs: &ReplicaInputs, model: &Model<'_>, [config, keys]: [String; 2]) -> Vec<Volume> {
     let of_config_map = |volume: &str, name: String| Volume {
         name: volume.to_owned(),

@@ -134,6 +134,25 @@ fn a_model_that_fits_no_node_names_the_nearest_change_and_gets_no_pod() {
 }
 
 #[test]
+fn a_model_whose_norms_ranks_would_have_in_parts_is_offered_stages_that_are_enough() {
+    let olmo = json!({"fit": {"source": "hf://org/llama", "config": config("olmo2-7b")}});
+    let on_t4s = |more| World { status: olmo.clone(), ..World::of(more, &[node("a", Some("Tesla-T4"))]) }.said();
+    let (fits, _, message, hopeless) = on_t4s(json!({}));
+    assert_eq!((fits, hopeless), (Some(false), true), "{message}");
+    assert!(message.contains("; needs 2 stages (parallelism.pipeline: 2)"), "{message}");
+    let (fits, _, message, _) = on_t4s(json!({"resources": {}, "parallelism": {"pipeline": 2}}));
+    assert_eq!(fits, Some(true), "{message}");
+    assert!(message.starts_with("on 2 x Tesla-T4 of 15.0 GiB: weights of "), "{message}");
+    let (fits, _, message, hopeless) = on_t4s(json!({"resources": {}, "parallelism": {"tensor": 2}}));
+    assert_eq!((fits, hopeless), (Some(false), true), "{message}");
+    assert!(message.contains("stages of a pipeline in place of ranks"), "{message}");
+    assert!(
+        message.contains("needs 2 stages in place of ranks (parallelism.pipeline: 2, without tensor)"),
+        "{message}"
+    );
+}
+
+#[test]
 fn what_is_only_a_little_too_large_is_left_to_the_agent_that_sees_the_gpu() {
     let mut at = 100_000;
     let fraction = |at: u32| f64::from(at) / 1_000_000.0;

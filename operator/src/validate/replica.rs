@@ -44,7 +44,7 @@ pub struct ReplicaInputs {
     /// DeviceClass that they are claimed by; `None`: they are among the resources.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_class: Option<String>,
-    /// Ranks that share the model.
+    /// Ranks and stages that share the model.
     #[serde(default, skip_serializing_if = "ParallelSettings::is_one")]
     pub parallelism: ParallelSettings,
     /// Sizes of the engine.
@@ -121,7 +121,7 @@ pub(super) fn replica_inputs(
         served_names: spec.model.served_names.clone().unwrap_or_else(|| vec![identity.name.clone()]),
         gpus,
         device_class: resources.device_class.clone().filter(|_| gpus > 0),
-        parallelism: ParallelSettings { tensor: spec.tensor() },
+        parallelism: spec.parallel_settings(),
         engine: engine_settings(spec.engine.as_ref()),
         drain: drain_settings(spec.drain.as_ref()),
         resources: quantities(resources),

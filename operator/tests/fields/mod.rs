@@ -46,7 +46,7 @@ pub(crate) fn objects() -> [Value; 4] {
     let scaled = json!({
         "model": {"source": "builtin://ember"},
         "resources": {"deviceClass": "gpu.nvidia.com"},
-        "parallelism": {"tensor": 2},
+        "parallelism": {"tensor": 2, "pipeline": 2},
         "pod": {"securityContext": {"platformIds": true}},
         "rollout": {"minAvailable": "75%"},
         "scaling": {

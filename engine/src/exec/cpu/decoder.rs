@@ -28,16 +28,18 @@ pub enum ProjectionInput {
 /// Hears what enters the projections of a layer, one row a token.
 pub(super) type Listener<'a> = &'a mut dyn FnMut(ProjectionInput, &CpuTensor);
 
-/// A model on the CPU.
+/// A model on the CPU, or a stage of one.
 #[derive(Debug)]
 pub(super) struct Decoder {
     spec: ModelSpec,
     meeting: Meeting,
     rope_tables: Vec<RopeTable>,
-    embedding: CpuMatrix,
+    /// `None`: a stage behind the first one, and not the last of a model whose head it is.
+    embedding: Option<CpuMatrix>,
     layers: Vec<Layer>,
-    norm: CpuVector,
-    /// `None`: the embedding table is the output matrix too, and all of it is this rank's.
+    /// `None`: a stage before the last one.
+    norm: Option<CpuVector>,
+    /// `None`: the same, or the embedding table is the output matrix too, and all of it is this rank's.
     head: Option<CpuMatrix>,
 }
 
@@ -87,20 +89,27 @@ impl Decoder {
         let layers = spec.layers.iter().enumerate().map(layer).collect();
         let head_dim = spec.layers.first().map_or(0, |layer| layer.attention.attention.heads.head_dim);
         let table = |settings| RopeTable::new(settings, head_dim, n_positions);
+        let is_last = spec.stage.is_last();
         Self {
             rope_tables: spec.rope_sets.iter().map(table).collect(),
-            embedding: loader.matrix(&spec.embedding.weight),
+            embedding: spec.has_embedding().then(|| loader.matrix(&spec.embedding.weight)),
             layers,
-            norm: loader.norm(&spec.norm),
-            head: loader.head(&spec),
+            norm: is_last.then(|| loader.norm(&spec.norm)),
+            head: is_last.then(|| loader.head(&spec)).flatten(),
             meeting,
             spec,
         }
     }
 
-    /// What the last layer gives for every row of the batch.
-    pub(super) fn hidden(&self, ops: &mut CpuOps, cache: &mut CpuCache, batch: &BatchInputs) -> CpuTensor {
-        let mut hidden = self.embed(ops, batch);
+    /// What its last layer gives for every row of the batch; of a stage behind another one that one's rows arrive.
+    pub(super) fn hidden(
+        &self,
+        ops: &mut CpuOps,
+        cache: &mut CpuCache,
+        batch: &BatchInputs,
+        arriving: Option<CpuTensor>,
+    ) -> CpuTensor {
+        let mut hidden = arriving.unwrap_or_else(|| self.embed(ops, batch));
         for idx in 0..self.layers.len() {
             self.layer(ops, cache, idx, (&mut hidden, batch), &mut |_, _| {});
         }
@@ -109,11 +118,15 @@ impl Decoder {
 
     /// What enters the first layer.
     pub(super) fn embed(&self, ops: &mut CpuOps, batch: &BatchInputs) -> CpuTensor {
-        let mut hidden = ops.embed(&self.embedding, batch);
+        let mut hidden = ops.embed(self.table(), batch);
         if let Some(factor) = self.spec.embedding.scale {
             ops.scale(&mut hidden, factor);
         }
         hidden
+    }
+
+    fn table(&self) -> &CpuMatrix {
+        self.embedding.as_ref().expect("only stages that have the table look into it")
     }
 
     /// One layer, in place.
@@ -175,13 +188,14 @@ impl Decoder {
 
     /// What the last norm gives for some of those rows.
     pub(super) fn outputs(&self, ops: &mut CpuOps, hidden: &CpuTensor, rows: &[u32]) -> CpuTensor {
-        ops.rms_norm(&ops.rows(hidden, rows), &self.norm, self.spec.norm.eps)
+        let norm = self.norm.as_ref().expect("only the last stage gives outputs");
+        ops.rms_norm(&ops.rows(hidden, rows), norm, self.spec.norm.eps)
     }
 
     /// The logits of some of those rows.
     pub(super) fn logits(&self, ops: &mut CpuOps, hidden: &CpuTensor, rows: &[u32]) -> CpuTensor {
         let normed = self.outputs(ops, hidden, rows);
-        let [logits] = ops.linear(&normed, [(self.head.as_ref().unwrap_or(&self.embedding), None)]);
+        let [logits] = ops.linear(&normed, [(self.head.as_ref().unwrap_or_else(|| self.table()), None)]);
         let mut logits = self.meeting.join(logits);
         if let Some(cap) = self.spec.head.softcap {
             ops.softcap(&mut logits, cap);

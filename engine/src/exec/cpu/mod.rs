@@ -1,5 +1,5 @@
-//! The executor on the CPU: forward pass, then sampling on the same threads. Ranks that share a model there are for tests of what several
-//! GPUs do: each has threads of its own.
+//! The executor on the CPU: forward pass, then sampling on the same threads. Ranks that share a model there, and stages that it is cut into,
+//! are for tests of what several GPUs do: each rank has threads of its own, and computes all stages one behind the other.
 
 mod decoder;
 mod meeting;
@@ -10,13 +10,19 @@ use decoder::Decoder;
 pub use decoder::ProjectionInput;
 use meeting::Meeting;
 
-use super::{Abilities, ExecError, Executor, RowsRead, RowsSpec, RowsWanted, Score};
+use super::{
+    Abilities, ExecError, Executor, RowsRead, RowsSpec, RowsWanted, Score,
+    micro_batches::{Cut, MicroBatch, MicroBatches},
+};
 use stoker_fit::host::SCORED_ROWS;
 
 use crate::{
     constraint::Masks,
     kv::{BlockId, KvDtype, KvLayout, blocks_for},
-    model::{ModelError, ModelSpec, WeightStore, spec::Rank},
+    model::{
+        BoundWeights, ModelError, ModelSpec, WeightStore,
+        spec::{Rank, Stage},
+    },
     ops::{BatchInputs, Buffer, CpuCache, CpuOps, CpuTensor},
     pool::Pool,
     request::{Request, RequestId, TokenId},
@@ -31,10 +37,14 @@ pub struct CpuExecutor {
     /// One a rank.
     threads: Pool,
     vocab_size: usize,
+    /// How steps are cut for the stages.
+    micro_batches: MicroBatches,
     /// Of steps that were launched and not finished, oldest first.
     outputs: VecDeque<StepOutput>,
-    /// What the step launched last sampled, one an entry.
+    /// What the step launched last, and the one before it, sampled, by slots of micro-batches.
     last_tokens: Vec<TokenId>,
+    /// Those of the step launched last, one an entry.
+    slots: Vec<usize>,
     /// Its draws that wait for their masks.
     unmasked: Vec<Unmasked>,
     /// Rows that the next step is asked for, and what those of the last one hold.
@@ -42,13 +52,20 @@ pub struct CpuExecutor {
     read: Vec<RowsRead>,
 }
 
-/// A model or a rank's share of one, its KV cache and the threads that compute it.
+/// A model or a rank's share of one, and the threads that compute it.
 #[derive(Debug)]
 struct CpuRank {
-    model: Decoder,
+    /// One at least.
+    stages: Vec<CpuStage>,
     ops: CpuOps,
-    cache: CpuCache,
     vocab_size: usize,
+}
+
+/// Some layers of it, and their KV cache.
+#[derive(Debug)]
+struct CpuStage {
+    model: Decoder,
+    cache: CpuCache,
 }
 
 /// A text on its way through the layers of a model.
@@ -94,10 +111,10 @@ impl Unmasked {
 }
 
 impl CpuExecutor {
-    /// Takes a model over, for a rank on each of `ops` and a thread of `threads`, over empty caches of that size.
+    /// Takes a model over, for a rank on each of `ops` and a thread of `threads`, cut into so many stages, over empty caches of that size.
     pub(crate) fn load(
         (ops, mut threads): (Vec<CpuOps>, Pool),
-        spec: &ModelSpec,
+        (spec, n_stages): (&ModelSpec, usize),
         weights: &WeightStore,
         cache: CacheSize,
         progress: &(dyn Fn(f32) + Sync),
@@ -107,25 +124,25 @@ impl CpuExecutor {
         let parts = ops.into_iter().zip(Meeting::of_group(bound.len())).zip(&bound);
         let mut starting: Vec<_> = parts.map(|part| (Some(part), None)).collect();
         threads.for_each(&mut starting, |idx, (part, started)| {
-            let ((mut ops, meeting), weights) = part.take().expect("each starts once");
-            let rank = meeting.rank();
+            let ((ops, meeting), weights) = part.take().expect("each starts once");
             // The first one's share says how far all are.
             let told = |share| {
                 if idx == 0 {
                     progress(share);
                 }
             };
-            let model = Decoder::load(&mut ops, meeting, spec.clone(), weights, cache.n_positions, &told);
-            let cache = CpuCache::new(kv_layout(spec, rank, cache.dtype, cache.n_blocks));
-            *started = Some(CpuRank { model, ops, cache, vocab_size: spec.vocab_size });
+            *started = Some(CpuRank::load((ops, meeting), (spec, n_stages), weights, cache, &told));
         });
         let ranks = starting.into_iter().map(|(_, started)| started.expect("every task runs")).collect();
+        let micro_batches = MicroBatches::new(n_stages, cache.n_sequences);
         Ok(Self {
             ranks,
             threads,
             vocab_size: spec.vocab_size,
             outputs: VecDeque::new(),
-            last_tokens: Vec::new(),
+            last_tokens: vec![0; micro_batches.n_slots()],
+            micro_batches,
+            slots: Vec::new(),
             unmasked: Vec::new(),
             wanted: Vec::new(),
             read: Vec::new(),
@@ -152,25 +169,51 @@ impl CpuExecutor {
     /// A text on its way through the layers, before the first one.
     pub fn passage(&mut self, tokens: &[TokenId]) -> Passage {
         let inputs = probe(tokens, 0);
-        let CpuRank { model, ops, .. } = self.only_rank();
+        let (CpuStage { model, .. }, ops) = self.only_stage();
         Passage { hidden: model.embed(ops, &inputs), inputs }
     }
 
     /// Brings a text through one layer; `heard` is told what enters its projections. For whoever looks into a model, layer by layer: uses
     /// the first KV blocks, so only for an executor that serves nobody, and that is one rank.
     pub fn pass(&mut self, passage: &mut Passage, layer: usize, heard: &mut dyn FnMut(ProjectionInput, &CpuTensor)) {
-        let CpuRank { model, ops, cache, .. } = self.only_rank();
+        let (CpuStage { model, cache }, ops) = self.only_stage();
         model.layer(ops, cache, layer, (&mut passage.hidden, &passage.inputs), heard);
     }
 
-    fn only_rank(&mut self) -> &mut CpuRank {
-        let [rank] = &mut self.ranks[..] else { panic!("layers are looked into on one rank") };
-        rank
+    fn only_stage(&mut self) -> (&mut CpuStage, &mut CpuOps) {
+        let [CpuRank { stages, ops, .. }] = &mut self.ranks[..] else { panic!("layers are looked into on one rank") };
+        let [stage] = &mut stages[..] else { panic!("layers are looked into in one stage") };
+        (stage, ops)
     }
 
     /// Logits of the rows that a step samples, in its order, on the path requests take. All of its tokens are known.
     pub fn step_logits(&mut self, step: &Step<'_>) -> Vec<Vec<f32>> {
         self.logits(&BatchInputs::new(step)).chunks(self.vocab_size).map(<[f32]>::to_vec).collect()
+    }
+
+    /// Computes a part of a step, and samples what is free of it.
+    fn launch_part(&mut self, part: &MicroBatch<'_>, wanted: &[RowsSpec], sampled: &mut [Sampled]) {
+        let mut inputs = BatchInputs::new(&part.step);
+        for fed in &inputs.fed_rows {
+            inputs.token_ids[fed.row as usize] = self.last_tokens[fed.entry as usize];
+        }
+        let (logits, read) = self.logits_and_rows(&inputs, wanted);
+        self.read.extend(read);
+        let chunks = &part.step.chunks;
+        let histories: Vec<Cow<'_, [TokenId]>> = chunks.iter().map(|chunk| self.history(chunk)).collect();
+        let specs = chunks.iter().zip(&histories);
+        let specs = specs.filter_map(|(chunk, history)| Some(SampleSpec { history, ..chunk.sample? }));
+        let specs: Vec<SampleSpec<'_>> = specs.collect();
+        let mut of_part = vec![Sampled::NotANumber; specs.len()];
+        self.ranks[0].ops.pool().for_each(&mut of_part, |row, sampled| {
+            if !specs[row].is_constrained() {
+                *sampled = choose(row_of(&logits, row, self.vocab_size), &specs[row], None);
+            }
+        });
+        let constrained = specs.iter().enumerate().filter(|(_, spec)| spec.is_constrained());
+        let await_mask = |(row, spec)| Unmasked::new(part.entries[row], spec, row_of(&logits, row, self.vocab_size));
+        self.unmasked.extend(constrained.map(await_mask));
+        part.entries.iter().zip(of_part).for_each(|(entry, token)| sampled[*entry] = token);
     }
 
     /// The tokens that penalties read: also the one that the step before has just sampled.
@@ -186,7 +229,9 @@ impl CpuExecutor {
     /// A row without a token has ended its sequence, or waits for its mask: what is fed for it goes nowhere.
     fn note_last_tokens(&mut self) {
         let newest = self.outputs.back().expect("a step was launched");
-        self.last_tokens = newest.sampled.iter().map(|sampled| sampled.token().unwrap_or(0)).collect();
+        for (slot, sampled) in self.slots.iter().zip(&newest.sampled) {
+            self.last_tokens[*slot] = sampled.token().unwrap_or(0);
+        }
     }
 
     fn logits(&mut self, inputs: &BatchInputs) -> Buffer<f32> {
@@ -202,9 +247,29 @@ impl CpuExecutor {
 }
 
 impl CpuRank {
+    fn load(
+        (mut ops, meeting): (CpuOps, Meeting),
+        (spec, n_stages): (&ModelSpec, usize),
+        weights: &BoundWeights,
+        cache: CacheSize,
+        progress: &dyn Fn(f32),
+    ) -> Self {
+        let stage = |stage: Stage| {
+            let told = |share: f32| progress((stage.idx as f32 + share) / n_stages as f32);
+            let (spec, rank) = (spec.staged(stage), meeting.rank());
+            let cache_of_stage = CpuCache::new(kv_layout(&spec, rank, cache.dtype, cache.n_blocks));
+            let model = Decoder::load(&mut ops, meeting.clone(), spec, weights, cache.n_positions, &told);
+            CpuStage { model, cache: cache_of_stage }
+        };
+        let stages = Stage::all(n_stages).map(stage).collect();
+        Self { stages, ops, vocab_size: spec.vocab_size }
+    }
+
     fn compute(&mut self, inputs: &BatchInputs, wanted: &[RowsSpec]) -> (Buffer<f32>, Vec<RowsRead>) {
-        let Self { model, ops, cache, .. } = self;
-        let hidden = model.hidden(ops, cache, inputs);
+        let Self { stages, ops, .. } = self;
+        let through =
+            |arriving, CpuStage { model, cache }: &mut CpuStage| Some(model.hidden(ops, cache, inputs, arriving));
+        let hidden = stages.iter_mut().fold(None, through).expect("there is a stage");
         let read = |spec: &RowsSpec| {
             let first = inputs.cu_seqlens[spec.chunk_idx] + spec.first_row as u32;
             match &spec.wanted {
@@ -213,11 +278,17 @@ impl CpuRank {
             }
         };
         let read = wanted.iter().map(read).collect();
-        (self.model.logits(&mut self.ops, &hidden, &inputs.sampled_rows).values, read)
+        (self.logits(&hidden, &inputs.sampled_rows), read)
+    }
+
+    fn logits(&mut self, hidden: &CpuTensor, rows: &[u32]) -> Buffer<f32> {
+        let Self { stages, ops, .. } = self;
+        stages.last().expect("there is a stage").model.logits(ops, hidden, rows).values
     }
 
     fn outputs_of(&mut self, hidden: &CpuTensor, rows: Vec<u32>) -> RowsRead {
-        let outputs = self.model.outputs(&mut self.ops, hidden, &rows);
+        let Self { stages, ops, .. } = self;
+        let outputs = stages.last().expect("there is a stage").model.outputs(ops, hidden, &rows);
         RowsRead::Outputs { width: outputs.values.len() / rows.len(), values: outputs.values.to_vec() }
     }
 
@@ -226,7 +297,7 @@ impl CpuRank {
         let rows: Vec<u32> = (first..).take(tokens.len()).collect();
         let mut scores = Vec::with_capacity(rows.len());
         for (rows, tokens) in rows.chunks(SCORED_ROWS).zip(tokens.chunks(SCORED_ROWS)) {
-            let logits = self.model.logits(&mut self.ops, hidden, rows).values;
+            let logits = self.logits(hidden, rows);
             let mut scored = vec![None; tokens.len()];
             self.ops.pool().for_each(&mut scored, |row, score| {
                 *score = Some(Score::new(row_of(&logits, row, self.vocab_size), tokens[row], k));
@@ -261,27 +332,17 @@ impl Executor for CpuExecutor {
 
     /// Computes the whole step: the compute threads are the CPUs that the host would need for anything else.
     fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError> {
-        let mut inputs = BatchInputs::new(step);
-        for fed in &inputs.fed_rows {
-            inputs.token_ids[fed.row as usize] = self.last_tokens[fed.entry as usize];
-        }
-        self.ranks.iter_mut().for_each(|rank| rank.cache.copy(step.copies));
+        let stages = self.ranks.iter_mut().flat_map(|rank| &mut rank.stages);
+        stages.for_each(|stage| stage.cache.copy(step.copies));
         let wanted = std::mem::take(&mut self.wanted);
-        let (logits, read) = self.logits_and_rows(&inputs, &wanted);
-        self.read.extend(read);
-        let histories: Vec<Cow<'_, [TokenId]>> = step.chunks.iter().map(|chunk| self.history(chunk)).collect();
-        let specs = step.chunks.iter().zip(&histories);
-        let specs = specs.filter_map(|(chunk, history)| Some(SampleSpec { history, ..chunk.sample? }));
-        let specs: Vec<SampleSpec<'_>> = specs.collect();
-        let mut sampled = vec![Sampled::NotANumber; specs.len()];
-        self.ranks[0].ops.pool().for_each(&mut sampled, |row, sampled| {
-            if !specs[row].is_constrained() {
-                *sampled = choose(row_of(&logits, row, self.vocab_size), &specs[row], None);
-            }
-        });
-        let constrained = specs.iter().enumerate().filter(|(_, spec)| spec.is_constrained());
-        let await_mask = |(row, spec)| Unmasked::new(row, spec, row_of(&logits, row, self.vocab_size));
-        self.unmasked = constrained.map(await_mask).collect();
+        let parts = self.micro_batches.of(step, if wanted.is_empty() { Cut::May } else { Cut::MayNot });
+        let mut sampled = vec![Sampled::NotANumber; parts.iter().map(|part| part.entries.len()).sum()];
+        self.slots = vec![0; sampled.len()];
+        self.unmasked.clear();
+        for part in &parts {
+            self.launch_part(part, &wanted, &mut sampled);
+            part.entries.iter().zip(part.first_slot..).for_each(|(entry, slot)| self.slots[*entry] = slot);
+        }
         self.outputs.push_back(StepOutput { sampled });
         self.note_last_tokens();
         Ok(())
@@ -312,6 +373,8 @@ pub(crate) struct CacheSize {
     pub(crate) n_blocks: usize,
     /// Positions of a sequence.
     pub(crate) n_positions: usize,
+    /// Sequences of a step.
+    pub(crate) n_sequences: usize,
 }
 
 /// The cache of a rank's share of a model.

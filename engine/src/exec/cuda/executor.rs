@@ -8,7 +8,8 @@ use std::collections::{HashMap, VecDeque};
 
 use stoker_fit::gpu::Capacity;
 use stoker_kernels::{
-    Device, KernelError, graph::Graph, mark::Mark, packed::Packed, readback::Readback, sampling::Turn, span::Span,
+    Device, KernelError, graph::Graph, handover::Handover, mark::Mark, packed::Packed, readback::Readback,
+    sampling::Turn, span::Span,
 };
 
 pub use self::measure::{Decodes, MeasuredProgram};
@@ -25,15 +26,11 @@ use super::{
 use crate::{
     constraint::Masks,
     exec::{ExecError, RowsRead, RowsSpec},
-    kv::{BlockId, blocks_for},
-    request::{RequestId, TokenId},
-    sched::{ChunkInput, MAX_STEPS_IN_FLIGHT, Step, StepChunk, StepOutput},
+    kv::blocks_for,
+    sched::{MAX_STEPS_IN_FLIGHT, Step, StepOutput},
 };
 
-/// The steps in flight, and the one before them.
-const N_SPANS: usize = MAX_STEPS_IN_FLIGHT + 1;
-
-/// A model, or a rank's share of one, on a GPU.
+/// A model, or a rank's share of one or of a stage of it, on a GPU.
 #[derive(Debug)]
 pub struct CudaRank {
     forward: Forward,
@@ -43,10 +40,11 @@ pub struct CudaRank {
     /// Steps recorded at start.
     graphs: HashMap<StepShape, Recorded>,
     /// Where steps that may draw first tokens are about to end, by the number of the step.
-    near_ends: [Mark; MAX_STEPS_IN_FLIGHT],
-    readbacks: [Readback<u32>; MAX_STEPS_IN_FLIGHT],
-    /// When steps computed, by their number.
-    spans: [Span; N_SPANS],
+    near_ends: Vec<Mark>,
+    /// As many as steps, or parts of steps, may be in flight.
+    readbacks: Vec<Readback<u32>>,
+    /// When steps computed, by their number: those in flight, and the one before them.
+    spans: Vec<Span>,
     /// Steps launched and not finished, oldest first.
     in_flight: VecDeque<InFlight>,
     n_launched: usize,
@@ -86,13 +84,6 @@ enum Predecessor {
     Over,
 }
 
-/// Which logits of a probe are wanted.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Probe {
-    NoRow,
-    EveryRow,
-}
-
 impl CudaRank {
     /// Tells the ranks of a model where each other's memory is.
     pub(super) fn connect(ranks: &mut [Self]) {
@@ -107,14 +98,16 @@ impl CudaRank {
         device: String,
     ) -> Result<Self, KernelError> {
         let gpu = forward.device();
-        let readback = || Readback::new(gpu, capacity.result_words());
+        // Each step has a part for each stage at most.
+        let n_in_flight = MAX_STEPS_IN_FLIGHT * forward.model().stage.of;
+        let readback = |_| Readback::new(gpu, capacity.result_words());
         Ok(Self {
-            inputs: Packed::new(gpu, capacity.input_words)?,
+            inputs: Packed::new(gpu, capacity.input_words, n_in_flight)?,
             newcomers: Newcomers::new(gpu, capacity.max_history)?,
             masks: MaskInputs::new(gpu, capacity.max_sampled, limits.vocab)?,
-            readbacks: [readback()?, readback()?],
-            spans: [Span::new(gpu)?, Span::new(gpu)?, Span::new(gpu)?],
-            near_ends: [Mark::new(gpu)?, Mark::new(gpu)?],
+            readbacks: (0..n_in_flight).map(readback).collect::<Result<_, _>>()?,
+            spans: (0..=n_in_flight).map(|_| Span::new(gpu)).collect::<Result<_, _>>()?,
+            near_ends: (0..n_in_flight).map(|_| Mark::new(gpu)).collect::<Result<_, _>>()?,
             forward,
             graphs: HashMap::new(),
             in_flight: VecDeque::new(),
@@ -126,51 +119,47 @@ impl CudaRank {
         })
     }
 
-    /// Sets the cache's scales: of each layer and head as they are given, and where there are none as real prompts say. Those go through
-    /// the first KV blocks; what they leave there is overwritten by whoever takes them. `published` are of each layer's keys and values.
-    pub(super) fn find_kv_scales(&mut self, published: &[Option<[f32; 2]>]) -> Result<(), ExecError> {
-        let (heads, limits) = (self.forward.model().heads, self.limits);
+    /// The scales of the cache to begin with, of each layer keys' heads and values' heads; `published` are those that the checkpoint has.
+    pub(super) fn first_scales(&self, published: &[Option<[f32; 2]>]) -> Vec<Vec<Scale>> {
+        let n_heads = self.forward.model().heads.n_kv;
         let of_layer = |known: &Option<[f32; 2]>| match known {
-            Some([k, v]) => [vec![Scale::Published(*k); heads.n_kv], vec![Scale::Published(*v); heads.n_kv]].concat(),
-            None => vec![Scale::Measured(1.0); 2 * heads.n_kv],
+            Some([k, v]) => [vec![Scale::Published(*k); n_heads], vec![Scale::Published(*v); n_heads]].concat(),
+            None => vec![Scale::Measured(1.0); 2 * n_heads],
         };
-        let mut scales: Vec<Vec<Scale>> = published.iter().map(of_layer).collect();
-        let tokens = kv_scales::prompt(kv_scales::TOKENS.min(limits.max_model_len), limits.vocab);
-        for round in 0..kv_scales::ROUNDS {
-            self.forward.set_kv_scales(&scales).map_err(|error| self.failed_alone(&error))?;
-            if published.iter().all(Option::is_some) {
-                return Ok(());
+        published.iter().map(of_layer).collect()
+    }
+
+    /// Stores keys and values by these from now on.
+    pub(super) fn set_kv_scales(&mut self, scales: &[Vec<Scale>]) -> Result<(), ExecError> {
+        self.forward.set_kv_scales(scales).map_err(|error| self.failed_alone(&error))
+    }
+
+    /// Makes `scales` what they are after a prompt of `n_tokens` in the first KV blocks; whether all are found.
+    pub(super) fn scales_after(
+        &self,
+        n_tokens: usize,
+        scales: &mut [Vec<Scale>],
+        round: kv_scales::Round,
+    ) -> Result<Found, ExecError> {
+        let largest = self.forward.largest_stored(blocks_for(n_tokens));
+        let largest = largest.map_err(|error| self.failed_alone(&error))?;
+        let mut all_found = Found::Yes;
+        for (scale, largest) in scales.iter_mut().flatten().zip(largest.into_iter().flatten()) {
+            let (next, found) = scale.after(largest);
+            if found == Found::No {
+                all_found = Found::No;
             }
-            // The same prompt whatever a step holds: in the batch-invariant mode scales are the same, too.
-            for (idx, chunk) in tokens.chunks(limits.max_rows).enumerate() {
-                self.probe(chunk, idx * limits.max_rows, Probe::NoRow)?;
-            }
-            let largest = self.forward.largest_stored(blocks_for(tokens.len()));
-            let largest = largest.map_err(|error| self.failed_alone(&error))?;
-            let mut all_found = true;
-            for (scale, largest) in scales.iter_mut().flatten().zip(largest.into_iter().flatten()) {
-                let (next, found) = scale.after(largest);
-                all_found &= found == Found::Yes;
-                *scale = if round + 1 == kv_scales::ROUNDS { next.or_one(found) } else { next };
-            }
-            // Ranks have other heads, and all of them go through a prompt or none.
-            if all_found && !self.forward.model().is_shared() {
-                break;
-            }
+            *scale = if round == kv_scales::Round::Last { next.or_one(found) } else { next };
         }
-        let values = || scales.iter().flatten().map(|scale| scale.value());
-        let (least, most) = (values().fold(f32::INFINITY, f32::min), values().fold(0.0, f32::max));
-        tracing::info!(least, most, "scales of the KV cache are measured");
-        self.forward.set_kv_scales(&scales).map_err(|error| self.failed_alone(&error))
+        Ok(all_found)
     }
 
     fn failed_alone(&self, error: &KernelError) -> ExecError {
         self.failed(&decode_shape(1, &self.limits), error)
     }
 
-    /// Real steps over the first KV block, so that the first request finds kernels loaded and steps recorded. What
-    /// they leave in the block is overwritten by whoever takes it.
-    pub(super) fn warm_up(&mut self) -> Result<(), ExecError> {
+    /// Records steps, and loads the code of all others.
+    pub(super) fn prepare(&mut self) -> Result<(), ExecError> {
         let limits = self.limits;
         let decodes = buckets(limits.max_num_seqs).map(|n| decode_shape(n, &limits));
         let prompts = prompt_buckets(limits.max_rows).map(|n| prompt_shape(n, &limits));
@@ -178,55 +167,71 @@ impl CudaRank {
             self.record(shape).map_err(|error| self.failed(&shape, &error))?;
         }
         let prepared = self.forward.prepare();
-        prepared.map_err(|error| self.failed(&decode_shape(limits.max_rows, &limits), &error))?;
-        self.probe(&[0; 8], 0, Probe::NoRow)?;
-        self.probe(&[0], 0, Probe::EveryRow)?;
-        self.forward.device().synchronize().map_err(|error| self.failed(&decode_shape(1, &self.limits), &error))
+        prepared.map_err(|error| self.failed(&decode_shape(limits.max_rows, &limits), &error))
     }
 
-    /// Logits after each of `tokens`, one row a token, computed `chunk_len` tokens at a time (no more than sequences may
-    /// run) on the path requests take. Uses the first KV blocks: only for an executor that serves nobody.
-    pub(super) fn teacher_forced_logits(
-        &mut self,
-        tokens: &[TokenId],
-        chunk_len: usize,
-    ) -> Result<Vec<Vec<f32>>, ExecError> {
-        assert!(chunk_len <= self.max_sampled, "there is room for the logits of {} rows", self.max_sampled);
-        let chunks = tokens.chunks(chunk_len).enumerate();
-        let rows: Result<Vec<_>, _> = chunks.map(|(idx, chunk)| self.logits_of(chunk, idx * chunk_len)).collect();
-        Ok(rows?.concat())
+    /// Rows of logits that there is room for.
+    pub(super) fn max_sampled(&self) -> usize {
+        self.max_sampled
     }
 
-    fn logits_of(&mut self, tokens: &[TokenId], start: usize) -> Result<Vec<Vec<f32>>, ExecError> {
-        let rows = 0..tokens.len();
-        self.probe(tokens, start, Probe::EveryRow)?;
-        let gathered = self.forward.gather_logits(tokens.len());
-        let rows = gathered.and_then(|()| rows.map(|row| self.forward.logits(row)).collect::<Result<Vec<_>, _>>());
-        rows.map_err(|error| self.failed(&decode_shape(tokens.len(), &self.limits), &error))
+    /// The logits of the first `n` drawn rows of what was computed last.
+    pub(super) fn drawn_logits(&mut self, n: usize) -> Result<Vec<Vec<f32>>, ExecError> {
+        let gathered = self.forward.gather_logits(n);
+        let rows = gathered.and_then(|()| (0..n).map(|row| self.forward.logits(row)).collect::<Result<Vec<_>, _>>());
+        rows.map_err(|error| self.failed(&decode_shape(n, &self.limits), &error))
     }
 
-    /// Computes tokens of nobody in the first KV blocks.
-    fn probe(&mut self, tokens: &[TokenId], start: usize, samples: Probe) -> Result<(), ExecError> {
-        let blocks: Vec<BlockId> = (0..blocks_for(start + tokens.len()) as u32).map(BlockId).collect();
-        let input = ChunkInput::Known(tokens);
-        let id = RequestId(u64::MAX);
-        let chunk = StepChunk { id, input, start, blocks: &blocks, sample: None, is_prefill: true };
-        let mut batch = Batch::new(&Step::of(vec![chunk]), self.limits);
-        if samples == Probe::EveryRow {
-            batch.sample_every_row();
-        }
-        let shape = batch.shape();
-        self.compute(&batch, &shape).map_err(|error| self.failed(&shape, &error))
+    /// Computes a step of nobody.
+    pub(super) fn compute_alone(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), ExecError> {
+        self.compute(batch, shape).map_err(|error| self.failed(shape, &error))
+    }
+
+    /// Hands the rows of a step over to the next stage.
+    pub(super) fn send_rows(&self, shape: &StepShape, to: &mut Handover) -> Result<(), ExecError> {
+        self.forward.send_rows(shape.n_rows, to).map_err(|error| self.failed(shape, &error))
+    }
+
+    /// Takes them from the stage before.
+    pub(super) fn take_rows(&mut self, shape: &StepShape, from: &mut Handover) -> Result<(), ExecError> {
+        self.forward.take_rows(shape.n_rows, from).map_err(|error| self.failed(shape, &error))
+    }
+
+    /// Leaves what was drawn last where the first stage finds it, from `slot` on; `fed` marks when it is there.
+    pub(super) fn feed(&self, first: &mut Self, (n, slot): (usize, usize), fed: &Mark) -> Result<(), ExecError> {
+        let sent = self.forward.feed(&mut first.forward, n, slot).and_then(|()| fed.set(self.device()));
+        sent.map_err(|error| self.failed_alone(&error))
+    }
+
+    /// What is launched from here on waits for `mark`.
+    pub(super) fn wait_for(&self, mark: &Mark) -> Result<(), ExecError> {
+        self.device().wait_for(mark).map_err(|error| self.failed_alone(&error))
+    }
+
+    /// A failure of anything launched so far, if it shows yet.
+    pub(super) fn check(&self) -> Result<(), ExecError> {
+        self.device().is_idle().map(drop).map_err(|error| self.failed_alone(&error))
+    }
+
+    /// Whether the results of the oldest step are there.
+    pub(super) fn has_results(&self) -> Result<bool, ExecError> {
+        let step = self.in_flight.front().expect("asked for a step in flight");
+        self.readbacks[step.number % self.readbacks.len()].is_done().map_err(|error| self.failed(&step.shape, &error))
+    }
+
+    /// Why this rank is given up.
+    pub(super) fn given_up(&self, seconds: u64) -> ExecError {
+        ExecError(format!("{}: a stage of the pipeline has not answered for {seconds} s", self.device))
     }
 
     /// Uploads and launches one step; its draw without filters included.
     fn compute(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), KernelError> {
         let layout = StepLayout::new(shape);
         self.inputs.upload(layout.whole, batch.used_table(&layout), |filling| batch.fill(&layout, filling))?;
-        let near_end = &self.near_ends[self.n_launched % MAX_STEPS_IN_FLIGHT];
+        let near_end = &self.near_ends[self.n_launched % self.near_ends.len()];
         let Self { forward, inputs, graphs, limits, .. } = self;
         // Behind the upload: the device computes nothing while it copies.
-        self.spans[self.n_launched % N_SPANS].begin(forward.device())?;
+        self.spans[self.n_launched % self.spans.len()].begin(forward.device())?;
         let step = StepInputs { shape, layout: &layout, packed: inputs, policy: limits.policy };
         match graphs.get_mut(shape) {
             Some(Recorded::Whole(graph)) => graph.launch(),
@@ -278,11 +283,11 @@ impl CudaRank {
         let layout = StepLayout::new(shape);
         self.inputs.upload(layout.whole, batch.used_table(&layout), |filling| batch.fill(&layout, filling))?;
         let Self { forward, inputs, limits, .. } = self;
-        self.spans[self.n_launched % N_SPANS].begin(forward.device())?;
+        self.spans[self.n_launched % self.spans.len()].begin(forward.device())?;
         let step = StepInputs { shape, layout: &layout, packed: inputs, policy: limits.policy };
         let reads = RowReads::new(wanted, |chunk_idx| batch.first_row(chunk_idx));
         let read = forward.launch_and_read(step, &reads)?;
-        self.near_ends[self.n_launched % MAX_STEPS_IN_FLIGHT].set(forward.device())?;
+        self.near_ends[self.n_launched % self.near_ends.len()].set(forward.device())?;
         Ok(read.shared_out(wanted, forward.model().hidden))
     }
 
@@ -292,6 +297,10 @@ impl CudaRank {
             true => self.compute(batch, shape).map(|()| Vec::new())?,
             false => self.compute_and_read(batch, shape, wanted)?,
         };
+        if !self.forward.model().stage.is_last() {
+            self.n_launched += 1;
+            return Ok(());
+        }
         let draws = batch.draws().clone();
         let forward = &mut self.forward;
         self.newcomers.bring(batch.specs(), |packed, layout| forward.enter_slots(packed, layout))?;
@@ -311,9 +320,10 @@ impl CudaRank {
 
     /// Behind the last launch of a step. Also of one without draws: it is over when it has run, not before.
     fn request_results(&mut self, number: usize, draws: &Draws) -> Result<(), KernelError> {
-        self.spans[number % N_SPANS].end(self.forward.device())?;
+        self.spans[number % self.spans.len()].end(self.forward.device())?;
         let words = self.forward.results(draws.n_result_words(self.max_sampled));
-        self.readbacks[number % MAX_STEPS_IN_FLIGHT].request(&words)
+        let n_readbacks = self.readbacks.len();
+        self.readbacks[number % n_readbacks].request(&words)
     }
 
     /// Draws those rows of the newest step that waited for their masks.
@@ -331,10 +341,10 @@ impl CudaRank {
 
     /// Waits for a step's results; then the device's clock knows when it began.
     fn output_of(&mut self, step: &InFlight) -> Result<StepOutput, KernelError> {
-        let words = self.readbacks[step.number % MAX_STEPS_IN_FLIGHT].wait()?;
+        let words = self.readbacks[step.number % self.readbacks.len()].wait()?;
         let sampled = step.draws.outcomes(words, self.max_sampled);
         if step.predecessor == Predecessor::UnderWay {
-            let span = |number: usize| &self.spans[number % N_SPANS];
+            let span = |number: usize| &self.spans[number % self.spans.len()];
             self.idle_seconds = Some(span(step.number).seconds_after(span(step.number - 1))?);
         }
         Ok(StepOutput { sampled })
@@ -344,7 +354,7 @@ impl CudaRank {
         let StepShape { n_rows, n_decode, n_sequences, .. } = shape;
         let step = format!("step of {n_rows} rows ({n_decode} decode) of {n_sequences} sequences");
         // A fault of one shows at whoever waits for it, too.
-        let shared = match self.forward.model().rank.of {
+        let shared = match self.forward.model().n_gpus() {
             1 => String::new(),
             of => format!("one of {of} GPUs that share the model, which fail together: "),
         };
@@ -358,6 +368,11 @@ impl CudaRank {
         self.forward.device()
     }
 
+    /// The same, for who tells an engine.
+    pub(super) fn synchronize_or_fail(&mut self) -> Result<(), ExecError> {
+        self.synchronize().map_err(|error| self.failed_alone(&error))
+    }
+
     /// Waits until all that was launched has run.
     pub(super) fn synchronize(&self) -> Result<(), KernelError> {
         self.device().synchronize()
@@ -365,7 +380,7 @@ impl CudaRank {
 
     /// As [`Executor`](crate::exec::Executor) does, for one of the ranks that all do.
     pub(super) fn launch(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), ExecError> {
-        assert!(self.in_flight.len() < MAX_STEPS_IN_FLIGHT, "a step is finished before a third one is launched");
+        assert!(self.in_flight.len() < self.readbacks.len(), "a step is finished before a third one is launched");
         self.launch_step(batch, shape, &[]).map_err(|error| self.failed(shape, &error))
     }
 
@@ -389,7 +404,7 @@ impl CudaRank {
         let step = self.in_flight.front().expect("asked for a step in flight");
         let can_tell = step.shape.sampled == SampledRows::Listed;
         if can_tell {
-            let near_end = &self.near_ends[step.number % MAX_STEPS_IN_FLIGHT];
+            let near_end = &self.near_ends[step.number % self.near_ends.len()];
             near_end.wait().map_err(|error| self.failed(&step.shape, &error))?;
         }
         Ok(can_tell)

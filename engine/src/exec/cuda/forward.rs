@@ -14,6 +14,7 @@ use stoker_kernels::{
     blas::Blas,
     cache::LayerCache,
     choose::{Chip, GemmDesc, GemmKernel, Prologue},
+    handover::{Handover, copy_between},
     launch::{Epilogue, GemmShape, NormWeight, norm_tiles},
     linear::{Linear, Operand, Output, RowScale, Update},
     packed::{Field, Packed},
@@ -176,10 +177,33 @@ impl Forward {
         }
     }
 
+    /// Hands the rows of a step over to the next stage.
+    pub(super) fn send_rows(&self, n_rows: usize, to: &mut Handover) -> Result<(), KernelError> {
+        to.send(&self.buffers.stream.residual.slice(..n_rows * self.shape.hidden))
+    }
+
+    /// Takes the rows of a step from the stage before.
+    pub(super) fn take_rows(&mut self, n_rows: usize, from: &mut Handover) -> Result<(), KernelError> {
+        from.take(&mut self.buffers.stream.residual.slice_mut(..n_rows * self.shape.hidden))
+    }
+
+    /// Leaves the last step's first `n` draws where the first stage finds them, from `slot` on.
+    pub(super) fn feed(&self, first: &mut Self, n: usize, slot: usize) -> Result<(), KernelError> {
+        let drawn = self.buffers.sampled.slice(..n);
+        let target = &mut first.buffers.sampled.slice_mut(slot..slot + n);
+        copy_between((self.kernels.device(), &drawn), (first.kernels.device(), target))
+    }
+
     /// Launches what is behind the last layer's K and V.
     pub(super) fn launch_tail(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
         let tail = self.programs.tail(step.shape.n_sampled, step.shape.sampled);
-        self.run(step, &tail, step.shape.n_sampled)
+        self.run(step, &tail, step.shape.n_sampled)?;
+        if tail.contains(&Op::KeepDrawn) {
+            // The next step begins where every recorded one does, with rows that the stage before hands over there.
+            let stream = &mut self.buffers.stream;
+            std::mem::swap(&mut stream.residual, &mut stream.update);
+        }
+        Ok(())
     }
 
     /// What steps do.
@@ -238,8 +262,9 @@ impl Forward {
         }
     }
 
+    /// Whether only drawn rows go on behind its keys and values.
     fn is_last(&self, layer: usize) -> bool {
-        layer + 1 == self.shape.n_layers()
+        self.shape.stage.is_last() && layer + 1 == self.shape.n_layers()
     }
 
     fn embed(&mut self, step: StepInputs<'_>) -> Result<(), KernelError> {
@@ -252,7 +277,7 @@ impl Forward {
         })?;
         kernels.embed(Embed {
             out: b.stream.residual.slice_mut(..n * shape.hidden),
-            table: weights.embed.as_view(),
+            table: table(weights).as_view(),
             tokens: b.tokens.slice(..n),
             width: shape.hidden,
             scale: shape.embedding_scale,
@@ -662,7 +687,7 @@ fn matrix<'a>(weights: &'a Weights, widened: &'a QuantisedRows, gemm: &Gemm, sha
     let Some(layer) = gemm.layer else {
         let tied = || {
             let Range { start, end } = shape.own_tokens();
-            weights.embed.slice(start * shape.hidden..end * shape.hidden)
+            table(weights).slice(start * shape.hidden..end * shape.hidden)
         };
         return weights.lm_head.as_ref().map_or_else(tied, CudaSlice::as_view).into();
     };
@@ -671,6 +696,11 @@ fn matrix<'a>(weights: &'a Weights, widened: &'a QuantisedRows, gemm: &Gemm, sha
         return Operand::E4m3(widened.rows(n, k));
     }
     projection(weights, gemm.matrix, layer).operand()
+}
+
+/// The embedding table.
+fn table(weights: &Weights) -> &CudaSlice<bf16> {
+    weights.embed.as_ref().expect("who looks tokens up, or has it as a head, has the table")
 }
 
 fn projection(weights: &Weights, matrix: Matrix, layer: usize) -> &Projection {
@@ -691,7 +721,7 @@ fn norm_weight(weights: &Weights, norm: Norm) -> &CudaSlice<bf16> {
         Norm::AfterAttention { layer } => &layers[layer].after_attention,
         Norm::BeforeFeedForward { layer } => &layers[layer].before_feed_forward,
         Norm::AfterFeedForward { layer } => &layers[layer].after_feed_forward,
-        Norm::Final => return &weights.norm,
+        Norm::Final => &weights.norm,
     };
     weight.as_ref().expect("the program norms where there is a norm")
 }

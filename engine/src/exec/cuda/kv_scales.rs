@@ -58,6 +58,15 @@ pub(super) enum Found {
     No,
 }
 
+/// Which of the prompts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Round {
+    /// Another one may follow.
+    Early,
+    /// What is not found in it is 1.
+    Last,
+}
+
 /// Tokens from all over a vocabulary.
 pub(super) fn prompt(n_tokens: usize, vocab: usize) -> Vec<u32> {
     (0..n_tokens).map(|i| (i * vocab / n_tokens) as u32).collect()

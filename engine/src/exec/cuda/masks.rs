@@ -6,7 +6,7 @@ use stoker_kernels::{
     packed::{Corner, Field, Layout, Packed},
 };
 
-use crate::constraint::Masks;
+use crate::{constraint::Masks, sched::MAX_STEPS_IN_FLIGHT};
 
 /// Room for the masks of the largest step.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(super) struct MaskInputs {
 
 impl MaskInputs {
     pub(super) fn new(device: &Device, n_rows: usize, vocab: usize) -> Result<Self, KernelError> {
-        Ok(Self { packed: Packed::new(device, mask_input_words(n_rows, vocab))? })
+        Ok(Self { packed: Packed::new(device, mask_input_words(n_rows, vocab), MAX_STEPS_IN_FLIGHT)? })
     }
 
     /// Sends them; what is launched from here on finds them until the next ones are sent.

@@ -23,7 +23,7 @@ use super::{
     executor::CudaRank,
     forward::{Forward, ForwardParts},
     memory::{Memory, MemorySize, Others},
-    ranks::{CudaExecutor, on_threads},
+    ranks::{CudaExecutor, Stages, on_threads},
     shape::ModelShape,
     weights,
 };
@@ -33,7 +33,10 @@ use crate::{
     engine::{EngineParts, ReadModel, StartError, WeightSource, rank_threads},
     exec::ExecError,
     info::{Loaded, ModelInfo},
-    model::{BoundWeights, ModelError, ModelSpec, RopeTable, spec::Rank},
+    model::{
+        BoundWeights, ModelError, ModelSpec, RopeTable,
+        spec::{Rank, Stage},
+    },
     sched::SchedLimits,
 };
 
@@ -79,8 +82,8 @@ impl CudaError {
 /// GPUs with everything loaded that any model needs there: opened while a model's files are read.
 #[derive(Debug)]
 pub(crate) struct OpenGpus {
-    gpus: Vec<OpenGpu>,
-    link: Link,
+    /// Of each stage, with what its ranks reach each other over.
+    stages: Vec<(Vec<OpenGpu>, Link)>,
     others: Others,
 }
 
@@ -96,18 +99,27 @@ struct OpenGpu {
 impl OpenGpus {
     /// As many GPUs as share the model, from `ordinal` on. Allocates no memory but the libraries' own.
     pub(crate) fn open(ordinal: usize, limits: &EngineLimits) -> Result<Self, CudaError> {
-        let ordinals: Vec<usize> = (0..limits.tensor_parallel).map(|rank| ordinal.saturating_add(rank)).collect();
-        let (devices, link) = Device::open_group(&ordinals)?;
-        let devices: Vec<_> = devices.iter().zip(&ordinals).collect();
+        let n_ranks = limits.tensor_parallel;
+        let of_stage = |stage: usize| (0..n_ranks).map(|rank| ordinal.saturating_add(stage * n_ranks + rank)).collect();
+        Self::open_each(&(0..limits.pipeline_parallel).map(of_stage).collect::<Vec<_>>(), limits)
+    }
+
+    /// These of each stage.
+    fn open_each(ordinals: &[Vec<usize>], limits: &EngineLimits) -> Result<Self, CudaError> {
+        let (devices, links): (Vec<_>, Vec<_>) = Device::open_stages(ordinals)?.into_iter().unzip();
+        let each_device: Vec<_> = devices.iter().flatten().zip(ordinals.iter().flatten()).collect();
         let open = |(device, ordinal): &(&Device, &usize)| OpenGpu::open(device, **ordinal, limits);
-        let gpus = each(&devices, open).into_iter().collect::<Result<_, _>>()?;
-        Ok(Self { gpus, link, others: Others::There })
+        let gpus = each(&each_device, open).into_iter().collect::<Result<Vec<_>, _>>()?;
+        let mut gpus = gpus.into_iter();
+        let stages =
+            links.into_iter().map(|link| (gpus.by_ref().take(limits.tensor_parallel).collect(), link)).collect();
+        Ok(Self { stages, others: Others::There })
     }
 
     /// A GPU for the first of the ranks, which computes its share alone.
     fn open_share(ordinal: usize, limits: &EngineLimits) -> Result<Self, CudaError> {
         let gpus = vec![OpenGpu::open(&Device::open(ordinal)?, ordinal, limits)?];
-        Ok(Self { gpus, link: Link::NvLink, others: Others::Away })
+        Ok(Self { stages: vec![(gpus, Link::NvLink)], others: Others::Away })
     }
 }
 
@@ -139,6 +151,8 @@ struct Gpu {
     kernels: Kernels,
     blas: Option<Blas>,
     chip: Chip,
+    /// Of its stage.
+    spec: ModelSpec,
     shape: ModelShape,
     name: String,
 }
@@ -151,21 +165,27 @@ impl Gpus {
         read: &ReadModel,
         limits: &EngineLimits,
     ) -> Result<Self, CudaError> {
-        let spec = divided(read, limits.tensor_parallel)?;
-        let OpenGpus { gpus, link, others } = opened?;
-        let gpu = |(rank, gpu): (Rank, OpenGpu)| Gpu::of(gpu, (rank, link), &spec, limits);
-        let ranks = Rank::all(limits.tensor_parallel).zip(gpus).map(gpu).collect::<Result<_, _>>()?;
+        let spec = divided(read, limits)?;
+        let OpenGpus { stages, others } = opened?;
+        let of_stage = |(stage, (gpus, link)): (Stage, (Vec<OpenGpu>, Link))| {
+            let spec = spec.staged(stage);
+            let gpu = move |(rank, gpu)| Gpu::of(gpu, (rank, link), spec.clone(), limits);
+            Rank::all(limits.tensor_parallel).zip(gpus).map(gpu)
+        };
+        let ranks = Stage::all(limits.pipeline_parallel).zip(stages).flat_map(of_stage).collect::<Result<_, _>>()?;
         Ok(Self { spec, ranks, others })
     }
 }
 
-/// The model's description, if so many ranks divide it.
-fn divided(read: &ReadModel, n_ranks: usize) -> Result<ModelSpec, CudaError> {
+/// The model's description, if so many ranks and stages divide it.
+fn divided(read: &ReadModel, limits: &EngineLimits) -> Result<ModelSpec, CudaError> {
+    let (n_ranks, n_stages) = (limits.tensor_parallel, limits.pipeline_parallel);
     if n_ranks > RANKS_MAX {
         return Err(CudaError::Refused(format!("tensor_parallel {n_ranks} is more than {RANKS_MAX} GPUs: take fewer")));
     }
     let spec = read.spec()?;
-    spec.check_ranks(n_ranks).map_err(|problem| CudaError::Refused(problem.to_string()))?;
+    let checked = spec.check_ranks(n_ranks).and_then(|()| spec.check_stages(n_stages));
+    checked.map_err(|problem| CudaError::Refused(problem.to_string()))?;
     Ok(spec)
 }
 
@@ -173,15 +193,15 @@ impl Gpu {
     fn of(
         opened: OpenGpu,
         (rank, link): (Rank, Link),
-        spec: &ModelSpec,
+        spec: ModelSpec,
         limits: &EngineLimits,
     ) -> Result<Self, CudaError> {
         let OpenGpu { kernels, blas, chip, name } = opened;
-        let shape = ModelShape::of(spec, rank).map_err(CudaError::Uncovered)?;
-        let shape = shape.stored_as_described(spec, kernels.properties(), limits.quantization);
+        let shape = ModelShape::of(&spec, rank).map_err(CudaError::Uncovered)?;
+        let shape = shape.stored_as_described(&spec, kernels.properties(), limits.quantization);
         let shape = shape.map_err(CudaError::Refused)?;
         let shape = shape.with_cache_of(limits.kv_cache_dtype).over(link, numerics(limits));
-        Ok(Self { kernels, blas, chip, shape, name })
+        Ok(Self { kernels, blas, chip, spec, shape, name })
     }
 }
 
@@ -244,6 +264,19 @@ impl CudaModel {
         Self::take(gpus, read, &config.limits, progress)
     }
 
+    /// The same with all stages on one GPU, beside each other: for tests where there are not as many. Each plans for what is free before any of
+    /// them takes something, so the limits say how large the KV cache is.
+    pub fn open_stages_on_one(
+        config: &EngineConfig,
+        ordinal: usize,
+        progress: &(dyn Fn(f32) + Sync),
+    ) -> Result<Self, StartError> {
+        let read = ReadModel::read(config)?;
+        let ordinals = vec![vec![ordinal]; config.limits.pipeline_parallel];
+        let gpus = Gpus::of(OpenGpus::open_each(&ordinals, &config.limits), &read, &config.limits)?;
+        Self::take(gpus, read, &config.limits, progress)
+    }
+
     /// The first rank's share of a model on the GPU `ordinal`, which computes as if what the others add were nothing: for measuring.
     pub fn open_share(
         config: &EngineConfig,
@@ -272,13 +305,16 @@ impl CudaModel {
         // All have as many KV blocks as the one with the least memory.
         let smallest = ranks.iter().min_by_key(|rank| rank.memory.kv_blocks).expect("there is a rank");
         let (memory, batch) = (smallest.memory.clone(), smallest.batch);
-        let held = smallest.gpu.shape.sizes().held(spec.n_params_of(smallest.gpu.shape.rank)?);
+        let held = smallest.gpu.shape.sizes().held(smallest.gpu.spec.n_params_of(smallest.gpu.shape.rank)?);
+        let n_values = ranks.iter().map(|rank| rank.capacity.arriving_values(&rank.gpu.shape.sizes())).max();
+        // A share that is measured is alone.
+        let n_ranks_of_stage = limits.tensor_parallel.min(ranks.len());
         let name = ranks.iter().map(|rank| rank.gpu.name.as_str()).collect::<Vec<_>>().join("; ");
         let mut threads = rank_threads("engine-gpu", ranks.len())?;
         let n_blocks = memory.kv_blocks as usize;
         // The first one's share says how far all are.
         let told = |rank: &StartingRank, share| {
-            if rank.gpu.shape.rank.idx == 0 {
+            if (rank.gpu.shape.rank.idx, rank.gpu.shape.stage.idx) == (0, 0) {
                 progress(WEIGHTS_SHARE * share);
             }
         };
@@ -288,11 +324,12 @@ impl CudaModel {
             start.load(rank, n_blocks, &told)
         })?;
         leave_behind(weights);
-        let StartedRank { dtype, kv_scales, .. } = &started[0];
-        let (dtype, kv_scales) = (dtype.clone(), kv_scales.clone());
+        let dtype = started[0].dtype.clone();
+        let kv_scales: Option<Vec<_>> = started.iter().map(|rank| rank.kv_scales.clone()).collect();
         let mut ranks: Vec<CudaRank> = started.into_iter().map(|started| started.rank).collect();
-        CudaRank::connect(&mut ranks);
-        let mut executor = CudaExecutor::new(ranks, threads, batch);
+        ranks.chunks_mut(n_ranks_of_stage).for_each(CudaRank::connect);
+        let stages = Stages::of(&ranks, n_ranks_of_stage, n_values.unwrap_or(0)).map_err(CudaError::from)?;
+        let mut executor = CudaExecutor::new(ranks, stages, threads, batch);
         let began = Instant::now();
         executor.warm_up().map_err(CudaError::WarmUp)?;
         if let Some(published) = &kv_scales {
@@ -314,11 +351,11 @@ impl CudaModel {
 impl Start<'_> {
     /// Finds a rank's weights and plans its memory.
     fn plan(&self, gpu: Gpu, weights: &WeightSource) -> Result<StartingRank, StartError> {
-        let Self { spec, sched, limits, .. } = *self;
-        let Gpu { kernels, blas, chip, shape, name } = gpu;
-        let source = Source::of(weights, spec, shape.rank)?;
-        let shape = source.kept(shape, spec);
-        warn_of_bf16(&shape, spec);
+        let Self { sched, limits, .. } = *self;
+        let Gpu { kernels, blas, chip, spec, shape, name } = gpu;
+        let source = Source::of(weights, self.spec, shape.rank)?;
+        let shape = source.kept(shape, &spec);
+        warn_of_bf16(&shape, &spec);
         let batch = batch_limits(&shape, &kernels, sched, limits);
         let capacity = Capacity::new(&batch.bounds());
         capacity.check().map_err(CudaError::Refused)?;
@@ -334,7 +371,7 @@ impl Start<'_> {
             budget(kernels.device(), limits).map_err(CudaError::from)?,
         )?;
         log_plan(&memory, &name, shape.kv_format);
-        Ok(StartingRank { gpu: Gpu { kernels, blas, chip, shape, name }, source, batch, capacity, memory })
+        Ok(StartingRank { gpu: Gpu { kernels, blas, chip, spec, shape, name }, source, batch, capacity, memory })
     }
 
     /// Brings a rank's weights over and takes its memory.
@@ -360,7 +397,7 @@ impl Start<'_> {
             }
         };
         let (LoadedWeights { weights, dtype, kv_scales }, memory) = (loaded?, memory?);
-        let StartingRank { gpu: Gpu { kernels, blas, chip, shape, name }, batch, capacity, .. } = starting;
+        let StartingRank { gpu: Gpu { kernels, blas, chip, shape, name, .. }, batch, capacity, .. } = starting;
         let parts = ForwardParts { kernels, blas, chip, shape, weights, memory };
         let rank = CudaRank::new(Forward::new(parts, &capacity), &capacity, batch, name)?;
         rank.synchronize()?;
@@ -373,7 +410,7 @@ impl Start<'_> {
         progress: &(dyn Fn(f32) + Sync),
     ) -> Result<LoadedWeights, CudaError> {
         let (began, gpu) = (Instant::now(), &starting.gpu);
-        let loaded = load(&gpu.kernels, &gpu.shape, self.spec, &starting.source, progress)?;
+        let loaded = load(&gpu.kernels, &gpu.shape, &gpu.spec, &starting.source, progress)?;
         tracing::info!(gpu = gpu.name, seconds = began.elapsed().as_secs_f32(), "weights are on the GPU");
         Ok(loaded)
     }

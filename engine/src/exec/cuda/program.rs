@@ -5,7 +5,8 @@
 //! ```text
 //! body, all rows:     embed; for each layer: qkv = before(residual) Wqkv; rope and KV; attention; residual += after(attended Wo);
 //!                     activated = act(before(residual) Wgate_up); residual += after(activated Wdown).
-//!                     The last layer ends behind its KV.
+//!                     The last layer ends behind its KV. A stage behind another one has that one's residual in place of an embedding,
+//!                     one before another one has all of its last layer, and no tail.
 //! tail, drawn rows:   the rest of the last layer; logits = norm(residual) Whead; draw
 //! ```
 //!
@@ -239,6 +240,9 @@ impl Programs {
     }
 
     fn resolve_tails(&mut self, shape: &ModelShape, chip: &Chip, m: usize) {
+        if !shape.stage.is_last() {
+            return;
+        }
         for (tails, sampled) in self.tails.iter_mut().zip([Sampled::Every, Sampled::Listed]) {
             tails.insert(m, Builder::new(shape, chip, m).tail(sampled).into());
         }
@@ -250,9 +254,9 @@ impl Programs {
         Arc::clone(body)
     }
 
-    /// The tail of a step that draws `n` rows; nobody reads on where none is drawn.
+    /// The tail of a step that draws `n` rows; nobody reads on where none is drawn, or the next stage does.
     pub(super) fn tail(&self, n: usize, sampled: Sampled) -> Arc<[Op]> {
-        if n == 0 {
+        if n == 0 || self.tails[0].is_empty() {
             return Arc::new([]);
         }
         let [every, listed] = &self.tails;
@@ -341,17 +345,19 @@ impl<'a> Builder<'a> {
     }
 
     fn body(mut self) -> Body {
-        let n_layers = self.shape.n_layers();
-        self.ops.push(Op::Embed);
+        let (n_layers, stage) = (self.shape.n_layers(), self.shape.stage);
+        self.ops.extend(stage.is_first().then_some(Op::Embed));
         let mut begins = Vec::with_capacity(n_layers);
         for layer in 0..n_layers {
             begins.push(self.ops.len());
             self.project(layer);
-            if layer + 1 < n_layers {
+            if layer + 1 < n_layers || !stage.is_last() {
                 self.ops.push(Op::Attention { layer });
                 self.behind_attention(layer, Reads::Attended);
             }
         }
+        // What is handed over is the residual with everything added to it.
+        self.settle(None, None);
         let n_near_end = self.shape.n_layers_near_the_end(self.m);
         let near_end = begins.get(n_layers - n_near_end).copied().unwrap_or(self.ops.len());
         let last_layer = *begins.last().expect("a model has a layer");
@@ -389,7 +395,7 @@ impl<'a> Builder<'a> {
         self.add_to_residual((Matrix::O, layer), reads, Norm::AfterAttention { layer }, before);
         self.gate_up(layer, before);
         let next = match layer + 1 == self.shape.n_layers() {
-            true => Some(Norm::Final),
+            true => self.shape.stage.is_last().then_some(Norm::Final),
             false => self.before(Norm::BeforeAttention { layer: layer + 1 }),
         };
         self.add_to_residual((Matrix::Down, layer), Reads::Activated, Norm::AfterFeedForward { layer }, next);

@@ -1,26 +1,46 @@
-//! The executor over the GPUs of a tensor-parallel group. Each rank has a thread, its share of the weights and of every head's cache,
-//! and launches every step, which is put together once; they meet in kernels alone (`kernels/csrc/reduce.cuh`). Each draws all tokens
-//! from the same bits, so none waits for another's token, and the first one's are read.
+//! The executor over the GPUs of a model. Those of a tensor-parallel group each have a thread, their share of the weights and of every
+//! head's cache, and launch every step, which is put together once; they meet in kernels alone (`kernels/csrc/reduce.cuh`). Each draws all
+//! tokens from the same bits, so none waits for another's token, and the first one's are read.
+//!
+//! Stages of a pipeline are such groups one behind the other, each with some of the layers. They get a step in parts, one part after the
+//! other, and hand rows over by copies that their streams wait for; what the last one draws is copied to the first one, which it feeds.
 
-use stoker_kernels::Device;
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use stoker_kernels::{Device, KernelError, handover::Handover, mark::Mark};
 
 use super::{
     batch::{Batch, BatchLimits},
     executor::CudaRank,
+    kv_scales::{self, Found, Scale},
     layout::StepShape,
 };
 use crate::{
     constraint::Masks,
-    exec::{Abilities, ExecError, Executor, RowsRead, RowsSpec},
+    exec::{
+        Abilities, ExecError, Executor, RowsRead, RowsSpec,
+        micro_batches::{Cut, MicroBatch, MicroBatches},
+    },
+    kv::{BlockId, blocks_for},
     pool::Pool,
-    request::TokenId,
-    sched::{MAX_STEPS_IN_FLIGHT, Step, StepOutput},
+    request::{RequestId, TokenId},
+    sched::{ChunkInput, MAX_STEPS_IN_FLIGHT, Sampled, Step, StepChunk, StepOutput},
 };
+
+/// A part of a step takes less than this on any GPU: a stage that has not answered for so long has stopped.
+const LATE: Duration = Duration::from_secs(8);
+/// How often the stages before the last one are looked at while that one is waited for.
+const LOOKS: Duration = Duration::from_millis(1);
 
 /// A model on one GPU or on several.
 #[derive(Debug)]
 pub struct CudaExecutor {
+    /// Those of each stage one behind the other.
     ranks: Vec<CudaRank>,
+    stages: Stages,
     /// One a rank, the caller's for the first.
     threads: Pool,
     limits: BatchLimits,
@@ -28,28 +48,151 @@ pub struct CudaExecutor {
     wanted: Vec<RowsSpec>,
     /// What rows of the step finished last hold.
     read: Vec<RowsRead>,
+    /// Of each step in flight the draws of its parts.
+    in_flight: VecDeque<Vec<Vec<usize>>>,
+    idle_seconds: Option<f64>,
+}
+
+/// What lies between the stages of a pipeline, if there are several.
+#[derive(Debug)]
+pub(super) struct Stages {
+    micro_batches: MicroBatches,
+    /// Ranks of each.
+    n_ranks: usize,
+    /// From each stage to the next, one a rank.
+    handovers: Vec<Vec<Handover>>,
+    /// When the draws of parts have arrived at the first stage: of the last steps, each part's, one a rank.
+    fed: [Vec<Vec<Mark>>; MAX_STEPS_IN_FLIGHT],
+    n_launched: usize,
+    /// What the part launched last leaves for the first stage.
+    newest: Feeding,
+}
+
+/// The draws of a part on their way to the first stage.
+#[derive(Clone, Copy, Debug, Default)]
+struct Feeding {
+    /// Steps launched before its own.
+    step: usize,
+    part: usize,
+    n_drawn: usize,
+    first_slot: usize,
+}
+
+/// Which logits of a probe are wanted.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Probe {
+    NoRow,
+    EveryRow,
+}
+
+impl Stages {
+    /// Between ranks of as many stages, each of `n_ranks`, with room for `n_values` of rows.
+    pub(super) fn of(ranks: &[CudaRank], n_ranks: usize, n_values: usize) -> Result<Self, KernelError> {
+        let stages: Vec<&[CudaRank]> = ranks.chunks(n_ranks).collect();
+        let n_stages = stages.len();
+        let handover = |(from, to): (&CudaRank, &CudaRank)| Handover::new(from.device(), to.device(), n_values);
+        let handovers = stages.windows(2).map(|pair| pair[0].iter().zip(pair[1]).map(handover).collect());
+        let last = stages[n_stages - 1];
+        let marks = || last.iter().map(|rank| Mark::new(rank.device())).collect::<Result<Vec<_>, _>>();
+        let of_parts = || (0..n_stages).map(|_| marks()).collect::<Result<Vec<_>, _>>();
+        Ok(Self {
+            micro_batches: MicroBatches::new(n_stages, ranks[0].max_sampled()),
+            n_ranks,
+            handovers: handovers.collect::<Result<_, _>>()?,
+            fed: [of_parts()?, of_parts()?],
+            n_launched: 0,
+            newest: Feeding::default(),
+        })
+    }
+
+    fn is_one(&self) -> bool {
+        self.handovers.is_empty()
+    }
+
+    fn fed(&self, step: usize, part: usize) -> &[Mark] {
+        &self.fed[step % MAX_STEPS_IN_FLIGHT][part]
+    }
 }
 
 impl CudaExecutor {
     /// Over ranks that know where each other's memory is.
-    pub(super) fn new(ranks: Vec<CudaRank>, threads: Pool, limits: BatchLimits) -> Self {
-        Self { ranks, threads, limits, wanted: Vec::new(), read: Vec::new() }
+    pub(super) fn new(ranks: Vec<CudaRank>, stages: Stages, threads: Pool, limits: BatchLimits) -> Self {
+        Self {
+            ranks,
+            stages,
+            threads,
+            limits,
+            wanted: Vec::new(),
+            read: Vec::new(),
+            in_flight: VecDeque::new(),
+            idle_seconds: None,
+        }
     }
 
-    /// Real steps over the first KV block, so that the first request finds kernels loaded and steps recorded.
+    /// Real steps over the first KV block, so that the first request finds kernels loaded and steps recorded. What
+    /// they leave in the block is overwritten by whoever takes it.
     pub(super) fn warm_up(&mut self) -> Result<(), ExecError> {
-        self.on_each(CudaRank::warm_up)
+        self.on_each(CudaRank::prepare)?;
+        self.probe(&[0; 8], 0, Probe::NoRow)?;
+        self.probe(&[0], 0, Probe::EveryRow)?;
+        self.on_each(|rank| rank.synchronize_or_fail())
     }
 
-    /// Sets the cache's scales, of layers' keys and values as the checkpoint says, else as real prompts say.
-    pub(super) fn find_kv_scales(&mut self, published: &[Option<[f32; 2]>]) -> Result<(), ExecError> {
-        self.on_each(|rank| rank.find_kv_scales(published))
+    /// Sets the cache's scales: of each rank's layers and heads as `published` has them, and where there are none as real prompts say. Those
+    /// go through the first KV blocks; what they leave there is overwritten by whoever takes them.
+    pub(super) fn find_kv_scales(&mut self, published: &[Vec<Option<[f32; 2]>>]) -> Result<(), ExecError> {
+        let of_rank = |(rank, published): (&CudaRank, &Vec<_>)| rank.first_scales(published);
+        let mut scales: Vec<Vec<Vec<Scale>>> = self.ranks.iter().zip(published).map(of_rank).collect();
+        let all_are_published = published.iter().flatten().all(Option::is_some);
+        let rounds = if all_are_published { 0 } else { kv_scales::ROUNDS };
+        // The same prompt whatever a step holds: in the batch-invariant mode scales are the same, too.
+        let limits = self.limits;
+        let tokens = kv_scales::prompt(kv_scales::TOKENS.min(limits.max_model_len), limits.vocab);
+        for round in 0..rounds {
+            self.set_kv_scales(&mut scales)?;
+            for (idx, chunk) in tokens.chunks(limits.max_rows).enumerate() {
+                self.probe(chunk, idx * limits.max_rows, Probe::NoRow)?;
+            }
+            let round = if round + 1 == rounds { kv_scales::Round::Last } else { kv_scales::Round::Early };
+            let found = self.with_scales(&mut scales, |rank, scales| rank.scales_after(tokens.len(), scales, round))?;
+            if found.iter().all(|found| *found == Found::Yes) {
+                break;
+            }
+        }
+        let values = || scales.iter().flatten().flatten().map(|scale| scale.value());
+        let (least, most) = (values().fold(f32::INFINITY, f32::min), values().fold(0.0, f32::max));
+        tracing::info!(least, most, all_are_published, "scales of the KV cache are known");
+        self.set_kv_scales(&mut scales)
+    }
+
+    fn set_kv_scales(&mut self, scales: &mut [Vec<Vec<Scale>>]) -> Result<(), ExecError> {
+        self.with_scales(scales, |rank, scales| rank.set_kv_scales(scales)).map(drop)
+    }
+
+    /// `act` on each rank, with its own.
+    fn with_scales<T: Send>(
+        &mut self,
+        scales: &mut [Vec<Vec<Scale>>],
+        act: impl Fn(&mut CudaRank, &mut Vec<Vec<Scale>>) -> Result<T, ExecError> + Sync,
+    ) -> Result<Vec<T>, ExecError> {
+        let mut each: Vec<_> = self.ranks.iter_mut().zip(scales).collect();
+        on_threads(&mut self.threads, &mut each, |(rank, scales)| act(rank, scales))
     }
 
     /// Logits after each of `tokens`, one row a token, computed `chunk_len` tokens at a time (no more than sequences may
     /// run) on the path requests take. Uses the first KV blocks: only for an executor that serves nobody.
     pub fn teacher_forced_logits(&mut self, tokens: &[TokenId], chunk_len: usize) -> Result<Vec<Vec<f32>>, ExecError> {
-        self.of_each(|rank| rank.teacher_forced_logits(tokens, chunk_len)).map(first)
+        let room = self.ranks[0].max_sampled();
+        assert!(chunk_len <= room, "there is room for the logits of {room} rows");
+        let mut rows = Vec::with_capacity(tokens.len());
+        for (idx, chunk) in tokens.chunks(chunk_len).enumerate() {
+            self.probe(chunk, idx * chunk_len, Probe::EveryRow)?;
+            let n_ranks = self.stages.n_ranks;
+            let last = self.ranks.chunks_mut(n_ranks).next_back().expect("there is a stage");
+            let logits = on_threads(&mut self.threads, last, |rank| rank.drawn_logits(chunk.len()))?;
+            rows.extend(first(logits));
+        }
+        Ok(rows)
     }
 
     /// What `measure` finds on the first rank, of what all of them do. It may not launch more on one than on another.
@@ -76,14 +219,103 @@ impl CudaExecutor {
         on_threads(&mut self.threads, &mut self.ranks, act)
     }
 
-    fn launch_batch(&mut self, batch: &Batch<'_>, shape: &StepShape) -> Result<(), ExecError> {
-        self.on_each(|rank| rank.launch(batch, shape))
+    /// Computes tokens of nobody in the first KV blocks.
+    fn probe(&mut self, tokens: &[TokenId], start: usize, samples: Probe) -> Result<(), ExecError> {
+        let blocks: Vec<BlockId> = (0..blocks_for(start + tokens.len()) as u32).map(BlockId).collect();
+        let input = ChunkInput::Known(tokens);
+        let id = RequestId(u64::MAX);
+        let chunk = StepChunk { id, input, start, blocks: &blocks, sample: None, is_prefill: true };
+        let mut batch = Batch::new(&Step::of(vec![chunk]), self.limits);
+        if samples == Probe::EveryRow {
+            batch.sample_every_row();
+        }
+        let shape = batch.shape();
+        self.in_stages(&shape, |rank| rank.compute_alone(&batch, &shape))
+    }
+
+    /// `act` on the ranks of each stage behind those of the one before, which hand their rows over.
+    fn in_stages(
+        &mut self,
+        shape: &StepShape,
+        act: impl Fn(&mut CudaRank) -> Result<(), ExecError> + Sync,
+    ) -> Result<(), ExecError> {
+        let Self { ranks, threads, stages: Stages { n_ranks, handovers, .. }, .. } = self;
+        for (idx, ranks) in ranks.chunks_mut(*n_ranks).enumerate() {
+            if let Some(arriving) = idx.checked_sub(1).map(|before| &mut handovers[before]) {
+                ranks.iter_mut().zip(arriving).try_for_each(|(rank, from)| rank.take_rows(shape, from))?;
+            }
+            on_threads(threads, ranks, &act)?;
+            if let Some(leaving) = handovers.get_mut(idx) {
+                ranks.iter_mut().zip(leaving).try_for_each(|(rank, to)| rank.send_rows(shape, to))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Launches a part of the step of that number.
+    fn launch_part(&mut self, step: usize, part: usize, of: &MicroBatch<'_>) -> Result<(), ExecError> {
+        let batch = Batch::new(&of.step, self.limits);
+        let shape = batch.shape();
+        if let Some(fed_by) = of.fed_by.filter(|_| !self.stages.is_one()) {
+            let marks = self.stages.fed(step - 1, fed_by);
+            self.ranks.iter().zip(marks).try_for_each(|(rank, mark)| rank.wait_for(mark))?;
+        }
+        self.in_stages(&shape, |rank| rank.launch(&batch, &shape))?;
+        self.stages.newest = Feeding { step, part, n_drawn: of.entries.len(), first_slot: of.first_slot };
+        self.feed()
+    }
+
+    /// Brings what the newest part drew to the first stage.
+    fn feed(&mut self) -> Result<(), ExecError> {
+        if self.stages.is_one() {
+            return Ok(());
+        }
+        let Feeding { step, part, n_drawn, first_slot } = self.stages.newest;
+        let (first, rest) = self.ranks.split_at_mut(self.stages.n_ranks);
+        let last = rest.chunks(self.stages.n_ranks).next_back().expect("there are several stages");
+        let ways = last.iter().zip(first).zip(self.stages.fed(step, part));
+        ways.into_iter().try_for_each(|((last, first), fed)| last.feed(first, (n_drawn, first_slot), fed))
     }
 
     fn launch_and_read(&mut self, batch: &mut Batch<'_>, wanted: &[RowsSpec]) -> Result<(), ExecError> {
         let [rank] = &mut self.ranks[..] else { unreachable!("{wanted:?} was refused") };
         batch.attend_everywhere();
         rank.launch_and_read(batch, wanted)
+    }
+
+    /// Waits for what the last stage drew of the oldest part. Its stream may wait for ever for a stage that has failed or stopped, so these
+    /// are looked at.
+    fn await_stages(&self) -> Result<(), ExecError> {
+        let began = Instant::now();
+        let mut looked = began;
+        let last = &self.ranks[self.ranks.len() - self.stages.n_ranks];
+        while !last.has_results()? {
+            if looked.elapsed() >= LOOKS {
+                looked = Instant::now();
+                self.ranks.iter().try_for_each(CudaRank::check)?;
+                if began.elapsed() >= LATE {
+                    return Err(last.given_up(LATE.as_secs()));
+                }
+            }
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    /// What the oldest part in flight drew, of the first rank that draws.
+    fn finish_part(&mut self) -> Result<(StepOutput, Vec<RowsRead>), ExecError> {
+        if !self.stages.is_one() {
+            self.await_stages()?;
+        }
+        let n_ranks = self.stages.n_ranks;
+        let drawing = self.ranks.chunks_mut(n_ranks).next_back().expect("there is a stage");
+        drawing[1..].iter_mut().for_each(CudaRank::pass_over);
+        let finished = drawing[0].finish()?;
+        self.idle_seconds = match (self.idle_seconds, drawing[0].idle_seconds()) {
+            (Some(before), Some(seconds)) => Some(before + seconds),
+            (before, seconds) => before.or(seconds),
+        };
+        Ok(finished)
     }
 }
 
@@ -139,31 +371,46 @@ impl Executor for CudaExecutor {
     }
 
     fn launch(&mut self, step: &Step<'_>) -> Result<(), ExecError> {
-        let mut batch = Batch::new(step, self.limits);
         let wanted = std::mem::take(&mut self.wanted);
-        if !wanted.is_empty() {
-            return self.launch_and_read(&mut batch, &wanted);
+        let cut = if wanted.is_empty() { Cut::May } else { Cut::MayNot };
+        let parts = self.stages.micro_batches.of(step, cut);
+        let number = self.stages.n_launched;
+        self.stages.n_launched += 1;
+        match wanted.is_empty() {
+            true => {
+                let mut parts = parts.iter().enumerate();
+                parts.try_for_each(|(idx, part)| self.launch_part(number, idx, part))?;
+            }
+            false => self.launch_and_read(&mut Batch::new(&parts[0].step, self.limits), &wanted)?,
         }
-        let shape = batch.shape();
-        self.launch_batch(&batch, &shape)
+        self.in_flight.push_back(parts.into_iter().map(|part| part.entries).collect());
+        Ok(())
     }
 
     fn constrain(&mut self, masks: Masks<'_>) -> Result<(), ExecError> {
-        self.on_each(|rank| rank.constrain(masks))
+        let n_ranks = self.stages.n_ranks;
+        let drawing = self.ranks.chunks_mut(n_ranks).next_back().expect("there is a stage");
+        on_threads(&mut self.threads, drawing, |rank| rank.constrain(masks))?;
+        self.feed()
     }
 
     fn nears_end(&mut self) -> Result<bool, ExecError> {
-        self.ranks[0].nears_end()
+        if self.stages.is_one() { self.ranks[0].nears_end() } else { Ok(false) }
     }
 
     fn finish(&mut self) -> Result<StepOutput, ExecError> {
-        self.ranks[1..].iter_mut().for_each(CudaRank::pass_over);
-        let (output, read) = self.ranks[0].finish()?;
-        self.read = read;
-        Ok(output)
+        let parts = self.in_flight.pop_front().expect("finish is called once for each launch");
+        let mut sampled = vec![Sampled::NotANumber; parts.iter().map(Vec::len).sum()];
+        self.idle_seconds = None;
+        for entries in parts {
+            let (output, read) = self.finish_part()?;
+            self.read = read;
+            entries.into_iter().zip(output.sampled).for_each(|(entry, token)| sampled[entry] = token);
+        }
+        Ok(StepOutput { sampled })
     }
 
     fn idle_seconds(&self) -> Option<f64> {
-        self.ranks[0].idle_seconds()
+        self.idle_seconds
     }
 }

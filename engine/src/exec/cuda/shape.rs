@@ -16,7 +16,7 @@ use crate::{
     config::{KvCacheDtype, Quantization},
     model::{
         Activation, ModelSpec, NormWeight as Stored,
-        spec::{AttentionLayer, FeedForwardLayer, LayerSpec, QkNormSpec, Rank},
+        spec::{AttentionLayer, FeedForwardLayer, LayerSpec, QkNormSpec, Rank, Stage},
     },
 };
 
@@ -36,6 +36,8 @@ pub(super) struct ModelShape {
     pub(super) vocab: usize,
     /// Of several GPUs, which this is: heads, the width of the feed-forward and logits are its share.
     pub(super) rank: Rank,
+    /// Of which stage, whose layers alone are here.
+    pub(super) stage: Stage,
     /// How few rows go from rank to rank.
     pub(super) push: Push,
     pub(super) heads: Heads,
@@ -128,6 +130,7 @@ impl ModelShape {
             inner,
             vocab,
             rank,
+            stage: spec.stage,
             push,
             heads,
             eps: spec.norm.eps,
@@ -189,6 +192,7 @@ impl ModelShape {
             n_rope_sets: self.n_rope_sets(),
             heads: self.heads,
             rank: self.rank,
+            stage: self.stage,
             push: self.push,
             kv_format: self.kv_format,
         }
@@ -199,13 +203,21 @@ impl ModelShape {
         self.rank.vocabulary(self.vocab)
     }
 
-    /// Whether others have the rest of the model.
+    /// Whether others have a part of each layer.
     pub(super) fn is_shared(&self) -> bool {
         self.rank.of > 1
     }
 
-    /// Whether ranks share the rows of a step of `m` out, where they may.
+    /// GPUs that have a part of the model.
+    pub(super) fn n_gpus(&self) -> usize {
+        self.rank.of * self.stage.of
+    }
+
+    /// Whether ranks share the rows of a step of `m` out, where they may. A stage hands whole rows over.
     pub(super) fn shares_rows(&self, m: usize) -> bool {
+        if self.stage.of > 1 {
+            return false;
+        }
         let quantises = self.layers.iter().any(|layer| layer.formats.each().into_iter().any(WeightFormat::is_e4m3));
         launch::shares_rows(m, self.rank.of, quantises)
     }

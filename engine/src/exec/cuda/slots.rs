@@ -9,7 +9,10 @@ use stoker_kernels::{
 };
 
 use super::sampling::{token_edits, uses_marks};
-use crate::{request::TokenId, sched::SampleSpec};
+use crate::{
+    request::TokenId,
+    sched::{MAX_STEPS_IN_FLIGHT, SampleSpec},
+};
 
 /// The way there.
 #[derive(Debug)]
@@ -76,7 +79,7 @@ impl Load {
 impl Newcomers {
     /// Room for one sequence of `max_tokens` at least.
     pub(super) fn new(device: &Device, max_tokens: usize) -> Result<Self, KernelError> {
-        Ok(Self { packed: Packed::new(device, newcomer_words(max_tokens))?, max_tokens })
+        Ok(Self { packed: Packed::new(device, newcomer_words(max_tokens), MAX_STEPS_IN_FLIGHT)?, max_tokens })
     }
 
     /// Brings those of `specs` over that enter slots whose marks they use; `enter` launches what takes them in.

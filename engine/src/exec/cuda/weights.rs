@@ -69,13 +69,15 @@ pub(super) enum Projection {
     Int4(Int4Matrix),
 }
 
-/// All weights.
+/// All weights, or those of a stage.
 #[derive(Debug)]
 pub(super) struct Weights<T = CudaSlice<bf16>, P = Projection> {
-    pub(super) embed: T,
+    /// `None`: a stage behind the first one, and not the last of a model whose head it is.
+    pub(super) embed: Option<T>,
     pub(super) layers: Vec<Layer<T, P>>,
-    pub(super) norm: T,
-    /// `None`: the embedding table is the output matrix too.
+    /// `None`: a stage before the last one.
+    pub(super) norm: Option<T>,
+    /// `None`: the same, or the embedding table is the output matrix too.
     pub(super) lm_head: Option<T>,
 }
 
@@ -144,7 +146,7 @@ impl Weights<Projection, Projection> {
             after_feed_forward: plain(layer.after_feed_forward),
         };
         let layers = self.layers.into_iter().map(layer).collect();
-        Weights { embed: self.embed.plain(), layers, norm: self.norm.plain(), lm_head: plain(self.lm_head) }
+        Weights { embed: plain(self.embed), layers, norm: plain(self.norm), lm_head: plain(self.lm_head) }
     }
 }
 
@@ -185,14 +187,15 @@ fn assemble<'a, T, E>(
     mut buffer: impl FnMut(Slot<'a>) -> Result<T, E>,
 ) -> Result<Weights<T, T>, E> {
     let mut buffer = |slot: Slot<'a>| buffer(Slot { rank: shape.rank, ..slot });
-    let embed = buffer(one(&spec.embedding.weight))?;
+    let embed = maybe(spec.has_embedding().then(|| one(&spec.embedding.weight)), &mut buffer)?;
     let layer = |(layer, shape): (&'a LayerSpec, &LayerShape)| assemble_layer(layer, shape.formats, &mut buffer);
     let layers = spec.layers.iter().zip(&shape.layers).map(layer).collect::<Result<_, E>>()?;
+    let is_last = spec.stage.is_last();
     Ok(Weights {
         embed,
         layers,
-        norm: buffer(one(&spec.norm.weight))?,
-        lm_head: spec.head.weight.as_ref().map(|head| buffer(one(head))).transpose()?,
+        norm: maybe(is_last.then(|| one(&spec.norm.weight)), &mut buffer)?,
+        lm_head: maybe(spec.head.weight.as_ref().filter(|_| is_last).map(one), &mut buffer)?,
     })
 }
 

@@ -3,7 +3,7 @@
 
 use super::{
     AttentionLayer, EmbeddingSpec, FeedForwardLayer, HeadShape, HeadSpec, LayerSpec, LinearSpec, ModelSpec, NormSpec,
-    QkNormSpec, RowOrder, Sharding, WeightRole, WeightSpec,
+    QkNormSpec, RowOrder, Sharding, Stage, WeightRole, WeightSpec,
 };
 use crate::model::{
     ModelConfig, ModelError, RopeOfLayer,
@@ -68,6 +68,7 @@ impl ModelSpec {
             architecture: config.family.architecture,
             hidden_size: config.hidden_size,
             vocab_size: config.vocab_size,
+            stage: Stage::WHOLE,
             embedding: EmbeddingSpec { weight: whole.embedding(), scale: config.embedding_scale },
             layers,
             norm: whole.norm(&part("model.norm", "output_norm"), config.hidden_size, Sharding::Replicated),

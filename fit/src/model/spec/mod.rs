@@ -16,11 +16,11 @@ mod weight;
 
 pub use build::{CheckpointFormat, LAYERS_MAX};
 pub use print::Description;
-pub use weight::{Rank, RowOrder, Sharding, VOCABULARY_STEP, WeightRole, WeightSlice, WeightSpec};
+pub use weight::{Rank, RowOrder, Sharding, Stage, VOCABULARY_STEP, WeightRole, WeightSlice, WeightSpec};
 
 use super::{ModelError, RopeSettings, family::NormWeight};
 
-/// A decoder.
+/// A decoder, or a stage of one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
     /// Hugging Face's name of the architecture.
@@ -31,6 +31,8 @@ pub struct ModelSpec {
     pub vocab_size: usize,
     /// From tokens to the residual stream.
     pub embedding: EmbeddingSpec,
+    /// Which stage it is: of the others it has no layers.
+    pub stage: Stage,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
     /// The norm behind the last layer.
@@ -171,10 +173,31 @@ pub struct NormSpec {
 }
 
 impl ModelSpec {
-    /// Every weight once, in the order of the computation.
+    /// Every weight once, in the order of the computation. A last stage has the embedding table as well where that is its head.
     pub fn weights(&self) -> impl Iterator<Item = &WeightSpec> {
+        let is_last = self.stage.is_last();
+        let embedding = self.has_embedding().then_some(&self.embedding.weight);
         let layers = self.layers.iter().flat_map(LayerSpec::weights);
-        [&self.embedding.weight].into_iter().chain(layers).chain([&self.norm.weight]).chain(&self.head.weight)
+        let head = self.head.weight.as_ref().filter(|_| is_last);
+        embedding.into_iter().chain(layers).chain(is_last.then_some(&self.norm.weight)).chain(head)
+    }
+
+    /// Whether it reads the embedding table: to look tokens up, or as its head.
+    pub fn has_embedding(&self) -> bool {
+        self.stage.is_first() || (self.stage.is_last() && self.head.weight.is_none())
+    }
+
+    /// A stage of it.
+    pub fn staged(&self, stage: Stage) -> Self {
+        Self { stage, layers: self.layers[stage.layers(self.layers.len())].to_vec(), ..self.clone() }
+    }
+
+    /// Whether so many stages have a layer each.
+    pub fn check_stages(&self, of: usize) -> Result<(), ModelError> {
+        match self.layers.len() {
+            n_layers if of > n_layers => Err(ModelError::TooManyStages { n_layers, n_stages: of }),
+            _ => Ok(()),
+        }
     }
 
     /// Whether a weight is quantised in the checkpoint.

@@ -112,6 +112,42 @@ impl Rank {
     }
 }
 
+/// Consecutive layers of a model that GPUs of their own hold and compute (pipeline parallelism): rows of the residual stream go from each
+/// stage to the next. The first one has the embedding table, the last one the norm and the head behind the layers.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Stage {
+    /// From 0 on.
+    pub idx: usize,
+    /// How many there are.
+    pub of: usize,
+}
+
+impl Stage {
+    /// The only one.
+    pub const WHOLE: Self = Self { idx: 0, of: 1 };
+
+    /// All stages of a pipeline.
+    pub fn all(of: usize) -> impl Iterator<Item = Self> {
+        (0..of).map(move |idx| Self { idx, of })
+    }
+
+    /// Whether tokens enter here.
+    pub fn is_first(self) -> bool {
+        self.idx == 0
+    }
+
+    /// Whether tokens are drawn here.
+    pub fn is_last(self) -> bool {
+        self.idx + 1 == self.of
+    }
+
+    /// Its layers of so many: as many as the others', or one more; the last stage, which has the head, is none of those with more.
+    pub fn layers(self, n_layers: usize) -> Range<usize> {
+        let begin = |idx: usize| (idx * n_layers).div_ceil(self.of);
+        begin(self.idx)..begin(self.idx + 1)
+    }
+}
+
 /// The part of a tensor that is a rank's share of a weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightSlice {
@@ -247,6 +283,17 @@ mod tests {
         assert_eq!(Rank { idx: 3, of: 4 }.vocabulary(40), 40..40);
         assert_eq!(Rank::ALONE.vocabulary(1003), 0..1003);
         assert_eq!([2, 8].map(|of| Rank { idx: 0, of }.kv_heads(4)), [2, 1]);
+    }
+
+    #[test]
+    fn stages_have_all_layers_once_and_the_last_one_has_no_more_than_others() {
+        for (n_layers, of) in [(32, 1), (32, 2), (33, 2), (10, 4), (7, 7), (126, 8)] {
+            let layers: Vec<_> = Stage::all(of).map(|stage| stage.layers(n_layers)).collect();
+            assert_eq!(layers.iter().cloned().flatten().collect::<Vec<_>>(), (0..n_layers).collect::<Vec<_>>());
+            let lens = || layers.iter().map(Range::len);
+            assert!(lens().max() <= lens().min().map(|len| len + 1), "{n_layers} {of}");
+            assert_eq!(lens().next_back(), lens().min(), "{n_layers} {of}");
+        }
     }
 
     #[test]

@@ -7,7 +7,10 @@ use stoker_kernels::{choose::Numerics, device::Properties};
 use super::*;
 use crate::{
     config::Quantization,
-    model::{CheckpointFormat, ModelConfig, ModelSpec, spec::Rank},
+    model::{
+        CheckpointFormat, ModelConfig, ModelSpec,
+        spec::{Rank, Stage},
+    },
 };
 
 fn spec(architecture: &str, changes: Value) -> ModelSpec {
@@ -463,4 +466,33 @@ fn a_batch_invariant_step_is_the_same_program_at_every_row_count() {
     let [one, ten, many] = [1, 10, 4096].map(|n| brief(&llama.body(n).ops));
     assert_eq!((&one, &one), (&ten, &many));
     assert!(!one.contains("Update") && !one.contains("Sum"), "{one}");
+}
+
+/// The program of each stage of a model.
+fn of_stages(architecture: &str, changes: Value, n_stages: usize, rank: Rank) -> Vec<Programs> {
+    let chip = Chip::of_table("NVIDIA H200", Numerics::Fastest).unwrap();
+    let whole = spec(architecture, changes);
+    let programs = |stage| {
+        let shape = ModelShape::of(&whole.staged(stage), rank).unwrap();
+        Programs::new(&shape, &chip, RowLimits { max_sampled: 256, max_rows: 8192 })
+    };
+    Stage::all(n_stages).map(programs).collect()
+}
+
+#[test]
+fn a_stage_hands_over_a_residual_with_everything_added_to_it() {
+    let llama = of_stages("LlamaForCausalLM", json!({}), 2, Rank::ALONE);
+    let layer = "norm Qkv:Bf16 rope attend O:Update scaled-GateUp:Gated Down:Bf16 add+.";
+    check(&llama[0], 8, &format!("embed {layer}"), "");
+    check(&llama[1], 8, "norm Qkv:Bf16 rope", "attend O:Update scaled-GateUp:Gated Down:Update norm Head:F32 draw");
+    let many = brief(&llama[0].body(64).ops);
+    assert!(many.ends_with("add+norm GateUp:Gated Down:Bf16 add+."), "{many}");
+    // Without norms in front of layers, and with one behind each half.
+    let olmo = of_stages("Olmo2ForCausalLM", json!({"num_key_value_heads": 32}), 2, Rank::ALONE);
+    let handed = brief(&olmo[0].body(8).ops);
+    assert!(handed.starts_with("embed Qkv-of-residual:Bf16 ") && handed.ends_with("Down:Bf16 norm+add+."), "{handed}");
+    // Of ranks the sum first.
+    let shared = of_stages("LlamaForCausalLM", json!({}), 2, Rank { idx: 0, of: 2 });
+    let handed = brief(&shared[0].body(4096).ops);
+    assert!(handed.ends_with("reduce+add+norm GateUp:Gated Down:Bf16 reduce add+."), "{handed}");
 }
