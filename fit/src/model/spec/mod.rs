@@ -187,9 +187,18 @@ impl ModelSpec {
         self.stage.is_first() || (self.stage.is_last() && self.head.weight.is_none())
     }
 
-    /// A stage of it.
+    /// A stage of it, which has as many stages as layers at most.
     pub fn staged(&self, stage: Stage) -> Self {
-        Self { stage, layers: self.layers[stage.layers(self.layers.len())].to_vec(), ..self.clone() }
+        let layers = stage.layers(self.layers.len(), self.head_in_layers());
+        Self { stage, layers: self.layers[layers].to_vec(), ..self.clone() }
+    }
+
+    /// How many layers take as long as the head: by what is read of both, and a layer takes as long again for what its weights are not in.
+    /// (Llama-3.1-8B of 128 rows on an H200: 1.2 by this, 1.5 measured.)
+    fn head_in_layers(&self) -> f64 {
+        let head = self.vocab_size as f64 * self.hidden_size as f64;
+        let layer: u64 = self.layers.iter().flat_map(LayerSpec::weights).map(WeightSpec::n_values).sum();
+        head * self.layers.len() as f64 / (2.0 * layer as f64)
     }
 
     /// Whether so many stages have a layer each.

@@ -141,9 +141,16 @@ impl Stage {
         self.idx + 1 == self.of
     }
 
-    /// Its layers of so many: as many as the others', or one more; the last stage, which has the head, is none of those with more.
-    pub fn layers(self, n_layers: usize) -> Range<usize> {
-        let begin = |idx: usize| (idx * n_layers).div_ceil(self.of);
+    /// Its layers of so many, one at least: so that all stages take about as long, of which the last one has the head, which takes as long as
+    /// `head` layers.
+    pub fn layers(self, n_layers: usize, head: f64) -> Range<usize> {
+        let begin = |idx: usize| match self.of - idx {
+            0 => n_layers,
+            n_behind => {
+                let share = (n_layers as f64 + head) * idx as f64 / self.of as f64;
+                (share.round() as usize).clamp(idx, n_layers - n_behind)
+            }
+        };
         begin(self.idx)..begin(self.idx + 1)
     }
 }
@@ -286,13 +293,18 @@ mod tests {
     }
 
     #[test]
-    fn stages_have_all_layers_once_and_the_last_one_has_no_more_than_others() {
-        for (n_layers, of) in [(32, 1), (32, 2), (33, 2), (10, 4), (7, 7), (126, 8)] {
-            let layers: Vec<_> = Stage::all(of).map(|stage| stage.layers(n_layers)).collect();
+    fn stages_have_all_layers_once_and_the_last_one_fewer_for_its_head() {
+        let lens = |n_layers, of, head| -> Vec<usize> {
+            let layers: Vec<_> = Stage::all(of).map(|stage| stage.layers(n_layers, head)).collect();
             assert_eq!(layers.iter().cloned().flatten().collect::<Vec<_>>(), (0..n_layers).collect::<Vec<_>>());
-            let lens = || layers.iter().map(Range::len);
-            assert!(lens().max() <= lens().min().map(|len| len + 1), "{n_layers} {of}");
-            assert_eq!(lens().next_back(), lens().min(), "{n_layers} {of}");
+            layers.iter().map(Range::len).collect()
+        };
+        assert_eq!(lens(32, 1, 1.2), [32]);
+        assert_eq!((lens(32, 2, 0.0), lens(32, 2, 1.2), lens(80, 2, 0.6)), (vec![16, 16], vec![17, 15], vec![40, 40]));
+        assert_eq!((lens(32, 4, 1.2), lens(26, 2, 5.6)), (vec![8, 9, 8, 7], vec![16, 10]));
+        // However large a head is.
+        for (n_layers, of, head) in [(7, 7, 0.0), (7, 7, 100.0), (3, 2, 1e9), (8, 3, 50.0)] {
+            assert!(lens(n_layers, of, head).iter().all(|len| *len > 0), "{n_layers} {of} {head}");
         }
     }
 
