@@ -93,7 +93,21 @@ struct OpenGpu {
     kernels: Kernels,
     blas: Option<Blas>,
     chip: Chip,
+    /// With its number.
     name: String,
+    kind: String,
+}
+
+/// Refuses GPUs of several kinds, by name and kind: a step is put together once, for as many multiprocessors as each has.
+fn check_kinds(gpus: &[(&str, &str)]) -> Result<(), CudaError> {
+    let Some(((first, kind), others)) = gpus.split_first() else { return Ok(()) };
+    match others.iter().find(|(_, other)| other != kind) {
+        None => Ok(()),
+        Some((odd, _)) => Err(CudaError::Refused(format!(
+            "{first} and {odd} are of different kinds, and a model is computed by GPUs of one kind: name such ones by \
+             CUDA_VISIBLE_DEVICES, or take one GPU"
+        ))),
+    }
 }
 
 impl OpenGpus {
@@ -110,6 +124,7 @@ impl OpenGpus {
         let each_device: Vec<_> = devices.iter().flatten().zip(ordinals.iter().flatten()).collect();
         let open = |(device, ordinal): &(&Device, &usize)| OpenGpu::open(device, **ordinal, limits);
         let gpus = each(&each_device, open).into_iter().collect::<Result<Vec<_>, _>>()?;
+        check_kinds(&gpus.iter().map(|gpu| (gpu.name.as_str(), gpu.kind.as_str())).collect::<Vec<_>>())?;
         let mut gpus = gpus.into_iter();
         let stages =
             links.into_iter().map(|link| (gpus.by_ref().take(limits.tensor_parallel).collect(), link)).collect();
@@ -131,9 +146,10 @@ impl OpenGpu {
         let blas = (numerics == Numerics::Fastest).then(|| Blas::new(device)).transpose()?;
         let version = blas.as_ref().map(|_| Blas::version()).transpose()?;
         let chip = Chip::new(&device.name()?, kernels.properties(), numerics, version)?;
-        let name = format!("cuda:{ordinal}, {}", device.name()?);
+        let kind = device.name()?;
+        let name = format!("cuda:{ordinal}, {kind}");
         tracing::info!(gpu = name, seconds = began.elapsed().as_secs_f32(), "GPU and libraries are open");
-        Ok(Self { kernels, blas, chip, name })
+        Ok(Self { kernels, blas, chip, name, kind })
     }
 }
 
@@ -196,7 +212,7 @@ impl Gpu {
         spec: ModelSpec,
         limits: &EngineLimits,
     ) -> Result<Self, CudaError> {
-        let OpenGpu { kernels, blas, chip, name } = opened;
+        let OpenGpu { kernels, blas, chip, name, kind: _ } = opened;
         let shape = ModelShape::of(&spec, rank).map_err(CudaError::Uncovered)?;
         let shape = shape.stored_as_described(&spec, kernels.properties(), limits.quantization);
         let shape = shape.map_err(CudaError::Refused)?;
@@ -534,4 +550,23 @@ fn log_plan(memory: &MemoryPlan, device: &str, kv_format: KvFormat) {
         limit_mib = mib(memory.limit_bytes),
         "GPU memory planned"
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_of_several_kinds_are_refused_by_name() {
+        let [h200, other, l40s] = [
+            ("cuda:0, NVIDIA H200", "NVIDIA H200"),
+            ("cuda:1, NVIDIA H200", "NVIDIA H200"),
+            ("cuda:2, NVIDIA L40S", "NVIDIA L40S"),
+        ];
+        assert!(check_kinds(&[]).is_ok() && check_kinds(&[h200]).is_ok() && check_kinds(&[h200, other]).is_ok());
+        let refusal = check_kinds(&[h200, other, l40s]).unwrap_err();
+        assert!(refusal.is_refusal());
+        let said = refusal.to_string();
+        assert!(said.starts_with("cuda:0, NVIDIA H200 and cuda:2, NVIDIA L40S are of different kinds"), "{said}");
+    }
 }
