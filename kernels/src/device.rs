@@ -8,7 +8,7 @@ use cudarc::driver::{
     sys::{self, CUdevice_attribute as Attribute},
 };
 
-use crate::error::KernelError;
+use crate::{error::KernelError, mark::Mark};
 
 /// The CUDA version that kernels and bindings are made for.
 const DRIVER_VERSION_MIN: i32 = 13_000;
@@ -202,6 +202,22 @@ impl Device {
     /// Waits until everything launched has run.
     pub fn synchronize(&self) -> Result<(), KernelError> {
         self.stream.synchronize().map_err(KernelError::driver("wait for the device"))
+    }
+
+    /// What is launched from here on waits until `mark` is reached, on whatever device that was set; it was set before.
+    pub fn wait_for(&self, mark: &Mark) -> Result<(), KernelError> {
+        self.stream.wait(mark.event()).map_err(KernelError::driver("wait for a place in another stream"))
+    }
+
+    /// Whether everything launched has run. An error may be that of any launch before.
+    pub fn is_idle(&self) -> Result<bool, KernelError> {
+        let failed = KernelError::driver("look whether a GPU has done its work");
+        self.context.bind_to_thread().map_err(&failed)?;
+        // SAFETY: the stream is open as long as the device.
+        match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => result.result().map(|()| true).map_err(failed),
+        }
     }
 
     /// The name that the driver gives it.

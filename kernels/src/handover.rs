@@ -2,10 +2,10 @@
 //! has launched, the other one waits in its stream. No thread waits, and neither needs to reach the other's memory in kernels: where the link
 //! between them does not let a copy through, the driver brings it by way of the host.
 
-use cudarc::driver::{CudaEvent, CudaSlice, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr, result, sys};
+use cudarc::driver::{CudaEvent, CudaSlice, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr, result};
 use half::bf16;
 
-use crate::{Device, KernelError, mark::Mark};
+use crate::{Device, KernelError};
 
 /// Room for rows of one step on the device that they are for.
 #[derive(Debug)]
@@ -71,22 +71,4 @@ pub fn copy_between<T: DeviceRepr>(
         )
     }
     .map_err(&failed)
-}
-
-impl Device {
-    /// What is launched from here on waits until `mark` is reached, on whatever device that was set; it was set before.
-    pub fn wait_for(&self, mark: &Mark) -> Result<(), KernelError> {
-        self.stream().wait(mark.event()).map_err(KernelError::driver("wait for a place in another stream"))
-    }
-
-    /// Whether everything launched has run. An error may be that of any launch before.
-    pub fn is_idle(&self) -> Result<bool, KernelError> {
-        let failed = KernelError::driver("look whether a GPU has done its work");
-        self.context().bind_to_thread().map_err(&failed)?;
-        // SAFETY: the stream is open as long as the device.
-        match unsafe { sys::cuStreamQuery(self.stream().cu_stream()) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            result => result.result().map(|()| true).map_err(failed),
-        }
-    }
 }

@@ -26,6 +26,7 @@ mod reads;
 mod sampling;
 mod shape;
 mod slots;
+mod stages;
 mod weights;
 
 pub use executor::{CudaRank, Decodes, MeasuredProgram};

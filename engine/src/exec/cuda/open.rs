@@ -23,8 +23,9 @@ use super::{
     executor::CudaRank,
     forward::{Forward, ForwardParts},
     memory::{Memory, MemorySize, Others},
-    ranks::{CudaExecutor, Stages, on_threads},
+    ranks::{CudaExecutor, on_threads},
     shape::ModelShape,
+    stages::Stages,
     weights,
 };
 use crate::{

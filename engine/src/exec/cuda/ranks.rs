@@ -10,19 +10,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use stoker_kernels::{Device, KernelError, handover::Handover, mark::Mark};
+use stoker_kernels::Device;
 
 use super::{
     batch::{Batch, BatchLimits},
     executor::CudaRank,
     kv_scales::{self, Found, Scale},
     layout::StepShape,
+    stages::{Feeding, Stages},
 };
 use crate::{
     constraint::Masks,
     exec::{
         Abilities, ExecError, Executor, RowsRead, RowsSpec,
-        micro_batches::{Cut, MicroBatch, MicroBatches},
+        micro_batches::{Cut, MicroBatch},
     },
     kv::{BlockId, blocks_for},
     pool::Pool,
@@ -53,65 +54,11 @@ pub struct CudaExecutor {
     idle_seconds: Option<f64>,
 }
 
-/// What lies between the stages of a pipeline, if there are several.
-#[derive(Debug)]
-pub(super) struct Stages {
-    micro_batches: MicroBatches,
-    /// Ranks of each.
-    n_ranks: usize,
-    /// From each stage to the next, one a rank.
-    handovers: Vec<Vec<Handover>>,
-    /// When the draws of parts have arrived at the first stage: of the last steps, each part's, one a rank.
-    fed: [Vec<Vec<Mark>>; MAX_STEPS_IN_FLIGHT],
-    n_launched: usize,
-    /// What the part launched last leaves for the first stage.
-    newest: Feeding,
-}
-
-/// The draws of a part on their way to the first stage.
-#[derive(Clone, Copy, Debug, Default)]
-struct Feeding {
-    /// Steps launched before its own.
-    step: usize,
-    part: usize,
-    n_drawn: usize,
-    first_slot: usize,
-}
-
 /// Which logits of a probe are wanted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Probe {
     NoRow,
     EveryRow,
-}
-
-impl Stages {
-    /// Between ranks of as many stages, each of `n_ranks`, with room for `n_values` of rows.
-    pub(super) fn of(ranks: &[CudaRank], n_ranks: usize, n_values: usize) -> Result<Self, KernelError> {
-        let stages: Vec<&[CudaRank]> = ranks.chunks(n_ranks).collect();
-        let n_stages = stages.len();
-        let handover = |(from, to): (&CudaRank, &CudaRank)| Handover::new(from.device(), to.device(), n_values);
-        let handovers = stages.windows(2).map(|pair| pair[0].iter().zip(pair[1]).map(handover).collect());
-        let last = stages[n_stages - 1];
-        let marks = || last.iter().map(|rank| Mark::new(rank.device())).collect::<Result<Vec<_>, _>>();
-        let of_parts = || (0..n_stages).map(|_| marks()).collect::<Result<Vec<_>, _>>();
-        Ok(Self {
-            micro_batches: MicroBatches::new(n_stages, ranks[0].max_sampled()),
-            n_ranks,
-            handovers: handovers.collect::<Result<_, _>>()?,
-            fed: [of_parts()?, of_parts()?],
-            n_launched: 0,
-            newest: Feeding::default(),
-        })
-    }
-
-    fn is_one(&self) -> bool {
-        self.handovers.is_empty()
-    }
-
-    fn fed(&self, step: usize, part: usize) -> &[Mark] {
-        &self.fed[step % MAX_STEPS_IN_FLIGHT][part]
-    }
 }
 
 impl CudaExecutor {
