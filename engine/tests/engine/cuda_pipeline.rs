@@ -6,7 +6,7 @@ use stoker_engine::{
 };
 use stoker_kernels::Device;
 
-use crate::{common, cuda, cuda_families, cuda_invariance};
+use crate::{common, cuda, cuda_families, cuda_invariance, jump};
 
 fn limits() -> EngineLimits {
     EngineLimits { kv_cache_tokens: Some(64 * 1024), memory_fraction: 0.2, ..EngineLimits::default() }
@@ -91,6 +91,13 @@ fn a_batch_invariant_pipeline_gives_a_request_the_same_bits_in_whatever_part() {
     let among = cuda_invariance::run(&engine, &asked());
     others.into_iter().for_each(|stream| drop(common::read_all(stream)));
     assert_eq!(alone, among);
+}
+
+#[test]
+fn grammars_are_followed_in_stages_on_gpus() {
+    if cuda::has_gpu("grammars_are_followed_in_stages_on_gpus") {
+        jump::assert_grammars_are_followed(&start(2, EngineLimits { max_model_len: Some(512), ..limits() }));
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::{
     common,
     families::{self, Stored},
     goldens::Golden,
+    jump,
 };
 
 /// Ranks of each stage, and stages.
@@ -108,6 +109,17 @@ fn steps_in_parts_answer_as_whole_ones() {
     for n_stages in [2, 3] {
         assert_eq!(answers((1, n_stages)), whole, "{n_stages} stages");
     }
+}
+
+/// Draws that wait for masks keep a step whole; with preemptions, penalties, stops and what is drawn without a pass.
+#[test]
+fn grammars_are_followed_in_stages_and_told_as_they_are_drawn() {
+    let start = |sizes: EngineLimits| {
+        let limits = EngineLimits { pipeline_parallel: 2, threads: Some(2), ..sizes };
+        Engine::start(common::config(&common::ember(), limits), |_| {}).unwrap()
+    };
+    jump::assert_grammars_are_followed(&start(jump::roomy()));
+    jump::told_as_drawn(&start(jump::roomy()), &start(jump::tight()));
 }
 
 #[test]

@@ -44,8 +44,12 @@ fn is_child(test: &str) -> bool {
         return true;
     }
     let program = env::current_exe().expect("a test is a program");
-    let child = Command::new(program).args(["--exact", test, "--nocapture"]).env(IN_CHILD, "1").status();
-    assert!(child.expect("it starts").success(), "{test}");
+    let child = Command::new(program).args(["--exact", test, "--nocapture"]).env(IN_CHILD, "1").output();
+    let child = child.expect("it starts");
+    let said = String::from_utf8_lossy(&child.stdout);
+    println!("{said}{}", String::from_utf8_lossy(&child.stderr));
+    // Of a name that no test has none would fail.
+    assert!(child.status.success() && said.contains("1 passed"), "{test}");
     false
 }
 
