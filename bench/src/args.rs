@@ -7,7 +7,7 @@ use stoker_bench::{
     case::Case,
     checkpoint::Dtype,
     curve,
-    in_process::{Setup, Tuning, Weights},
+    in_process::{MAX_NUM_SEQS, Setup, Tuning, Weights},
     model::{Format, Wanted},
     peers::Peer,
     quantised::Quantised,
@@ -68,6 +68,7 @@ struct CurveGrid {
 ///     prefix_warm_2k    first token when 2048 of 2176 prompt tokens are cached  ttft_ms
 ///     shared_prefix     64 requests sharing 2048 tokens against 64 that do not  gain, seconds
 ///     offline_N         N given at once, 512 in, 256 out each                   tok_s, seconds
+///     balanced_N        N given at once, 1024 in, 1024 out each                 tok_s, seconds
 ///     http_N            concurrent_N over HTTP and SSE                          share_of_in_process
 ///     sampled_KIND_N    concurrent_N with sampling options, and greedy before   share_of_greedy, tok_s
 ///     constrained_N     concurrent_N with a JSON schema each, and free before   share_of_free, tok_s
@@ -426,6 +427,9 @@ pub(crate) struct RunArgs {
     /// are those built for it (tools/bench/llama-cpp.sh avx2). Default: the best.
     #[arg(long, env = "STOKER_CPU_ISA", value_name = "NAME")]
     pub(crate) isa: Option<Isa>,
+    /// Sequences computed in one step at most; more requests wait.
+    #[arg(long, default_value_t = MAX_NUM_SEQS, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_num_seqs: u32,
     /// Tokens computed in one step at most. Default: the engine's, or 8192 with --device cuda:N.
     #[arg(long, value_name = "TOKENS")]
     max_batched_tokens: Option<u32>,
@@ -488,6 +492,7 @@ impl RunArgs {
         Tuning {
             threads: self.threads,
             isa: self.isa,
+            max_num_seqs: self.max_num_seqs,
             max_batched_tokens: self.max_batched_tokens.or(for_gpu),
             batch_invariant: self.batch_invariant,
             quantization: self.quantization.and_then(Quantised::at_start),

@@ -11,6 +11,8 @@ pub const COMPLETION_TOKENS: u32 = 256;
 pub const SHORT_PROMPT_TOKENS: u32 = 128;
 /// Prompt tokens of concurrent and offline requests.
 pub const PROMPT_TOKENS: u32 = 512;
+/// Prompt tokens, and completion tokens, of `balanced_N`.
+pub const BALANCED_TOKENS: u32 = 1024;
 /// Tokens of the prefix that `prefix_warm_2k` and `shared_prefix` share, the tokens of each prompt after it, and the completion
 /// tokens of `shared_prefix`.
 pub const PREFIX_TOKENS: u32 = 2048;
@@ -44,6 +46,8 @@ pub enum Case {
     SharedPrefix,
     /// `offline_N`: N requests given at once, 512 in, 256 out each.
     Offline(u32),
+    /// `balanced_N`: N requests given at once, 1,024 in, 1,024 out each: the lengths that others publish throughput for.
+    Balanced(u32),
     /// `sampled_KIND_N`: `concurrent_N` with sampling options, as a share of greedy's speed just before it.
     Sampled(Kind, u32),
     /// `constrained_N`: `concurrent_N` with a JSON schema each, as a share of free generation's speed just before it.
@@ -163,6 +167,7 @@ impl Case {
             | Self::Constrained(n)
             | Self::Required(n)
             | Self::Neighbour(n) => (n, PROMPT_TOKENS, COMPLETION_TOKENS),
+            Self::Balanced(n) => (n, BALANCED_TOKENS, BALANCED_TOKENS),
             Self::Read(_, n) => (n, PROMPT_TOKENS, 1),
             Self::Mix(_) => (MIX_SEQUENCES, MIX_TOKENS.0, MIX_TOKENS.1),
             Self::Beside(prompt) => mix::beside_size(prompt),
@@ -193,7 +198,12 @@ impl Case {
         match self {
             Self::Start => "seconds",
             Self::Idle => "rss_mb",
-            Self::Prefill(_) | Self::Decode(_) | Self::SingleStream | Self::Offline(_) | Self::Sampled(..) => "tok_s",
+            Self::Prefill(_)
+            | Self::Decode(_)
+            | Self::SingleStream
+            | Self::Offline(_)
+            | Self::Balanced(_)
+            | Self::Sampled(..) => "tok_s",
             Self::Constrained(_) => "share_of_free",
             Self::Read(..) => "share_of_unread",
             Self::Ttft(_) | Self::PrefixWarm => "ttft_ms",
@@ -219,6 +229,7 @@ impl fmt::Display for Case {
             Self::PrefixWarm => f.write_str("prefix_warm_2k"),
             Self::SharedPrefix => f.write_str("shared_prefix"),
             Self::Offline(n) => write!(f, "offline_{n}"),
+            Self::Balanced(n) => write!(f, "balanced_{n}"),
             Self::Sampled(kind, n) => write!(f, "sampled_{kind}_{n}"),
             Self::Constrained(n) => write!(f, "constrained_{n}"),
             Self::Required(n) => write!(f, "required_{n}"),
@@ -247,6 +258,7 @@ impl FromStr for Case {
             Some(("ttft", n)) => Ok(Self::Ttft(n)),
             Some(("concurrent", n)) => Ok(Self::Concurrent(n)),
             Some(("offline", n)) => Ok(Self::Offline(n)),
+            Some(("balanced", n)) => Ok(Self::Balanced(n)),
             Some(("http", n)) => Ok(Self::Http(n)),
             Some(("constrained", n)) => Ok(Self::Constrained(n)),
             Some(("required", n)) => Ok(Self::Required(n)),
@@ -270,7 +282,7 @@ fn no_case(name: &str) -> String {
     let kinds = Kind::ALL.map(|kind| kind.to_string()).join(", ");
     format!(
         "{name} is not a case: use start, idle, single_stream, prefix_warm_2k, shared_prefix, or prefill_N, decode_N, \
-         ttft_N, concurrent_N, offline_N, mix_N, beside_N, http_N, neighbour_N, constrained_N, required_N, embedded_N, scored_N, sampled_KIND_N with a number N and a KIND of {kinds}"
+         ttft_N, concurrent_N, offline_N, balanced_N, mix_N, beside_N, http_N, neighbour_N, constrained_N, required_N, embedded_N, scored_N, sampled_KIND_N with a number N and a KIND of {kinds}"
     )
 }
 
@@ -286,7 +298,7 @@ mod tests {
             .chain(Case::GPU)
             .chain(Case::GPU_QUICK)
             .chain(Case::GPU_SAMPLED)
-            .chain(&[Case::Mix(6), Case::Beside(128_000), Case::Constrained(8), Case::Required(8)])
+            .chain(&[Case::Balanced(512), Case::Mix(6), Case::Beside(128_000), Case::Constrained(8), Case::Required(8)])
         {
             assert_eq!(case.to_string().parse(), Ok(*case));
         }

@@ -28,8 +28,8 @@ use stoker_engine::{
 
 /// Completion tokens of a warm-up: a prefill and some decode steps of the same batch.
 const WARM_UP_TOKENS: u32 = 8;
-/// Sequences decoded together at most; more requests wait, as in the peers' baselines.
-const MAX_NUM_SEQS: u32 = 256;
+/// Sequences decoded together at most unless told otherwise; more requests wait, as in the peers' baselines.
+pub const MAX_NUM_SEQS: u32 = 256;
 const KV_BLOCK_TOKENS: u32 = 16;
 
 /// Where the engine takes weights from.
@@ -64,6 +64,8 @@ pub struct Tuning {
     pub threads: Option<usize>,
     /// Instructions.
     pub isa: Option<Isa>,
+    /// Sequences a step at the most.
+    pub max_num_seqs: u32,
     /// Tokens a step; at least the sequences of the largest case.
     pub max_batched_tokens: Option<u32>,
     /// Measure the batch-invariant mode.
@@ -85,6 +87,7 @@ impl Default for Tuning {
         Self {
             threads: None,
             isa: None,
+            max_num_seqs: MAX_NUM_SEQS,
             max_batched_tokens: None,
             batch_invariant: false,
             quantization: None,
@@ -107,7 +110,7 @@ impl Tuning {
 pub fn limits_for(cases: &[Case], tuning: Tuning) -> EngineLimits {
     let sizes: Vec<Size> = cases.iter().map(|case| case.size()).collect();
     let most = |of: &dyn Fn(&Size) -> u32| sizes.iter().map(of).max().unwrap_or(1);
-    let max_num_seqs = most(&|size| size.requests).min(MAX_NUM_SEQS);
+    let max_num_seqs = most(&|size| size.requests).min(tuning.max_num_seqs);
     let context = |size: &Size| size.context_tokens() + 1;
     let in_blocks = |size: &Size| context(size).next_multiple_of(KV_BLOCK_TOKENS);
     EngineLimits {
@@ -115,7 +118,7 @@ pub fn limits_for(cases: &[Case], tuning: Tuning) -> EngineLimits {
         max_num_seqs: Some(max_num_seqs),
         max_batched_tokens: tuning.max_batched_tokens.map(|tokens| tokens.max(max_num_seqs)),
         max_waiting: most(&|size| size.requests).max(EngineLimits::default().max_waiting),
-        kv_cache_tokens: Some(most(&|size| size.requests.min(MAX_NUM_SEQS) * in_blocks(size))),
+        kv_cache_tokens: Some(most(&|size| size.requests.min(max_num_seqs) * in_blocks(size))),
         threads: tuning.threads,
         isa: tuning.isa,
         batch_invariant: tuning.batch_invariant,
@@ -169,7 +172,7 @@ impl InProcess {
         let short = Size { completion_tokens: size.completion_tokens.min(WARM_UP_TOKENS), ..size };
         match case {
             // Long enough to warm itself.
-            Case::Offline(_) | Case::Mix(_) | Case::Beside(_) => Ok(()),
+            Case::Offline(_) | Case::Balanced(_) | Case::Mix(_) | Case::Beside(_) => Ok(()),
             Case::PrefixWarm | Case::SharedPrefix => self.warm_prefix().map(drop),
             _ => self.fresh_together(short).map(drop),
         }
@@ -189,7 +192,7 @@ impl InProcess {
                 let readings = self.concurrent(n, size)?.readings(case);
                 Ok(self.with_steps(readings))
             }
-            Case::Offline(_) => Ok(whole(self.fresh_together(size)?).readings(case)),
+            Case::Offline(_) | Case::Balanced(_) => Ok(whole(self.fresh_together(size)?).readings(case)),
             Case::PrefixWarm => Ok(whole(self.warm_prefix()?).readings(case)),
             Case::SharedPrefix => self.shared_prefix(size),
             Case::Sampled(kind, _) => self.sampled(size, kind),

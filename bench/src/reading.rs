@@ -46,7 +46,7 @@ impl Phases {
                 Reading::new("tok_s", size.all_completion_tokens() / self.last),
                 Reading::new("itl_ms", itl() * 1e3),
             ],
-            Case::Offline(_) => vec![
+            Case::Offline(_) | Case::Balanced(_) => vec![
                 Reading::new("tok_s", size.all_completion_tokens() / self.last),
                 Reading::new("seconds", self.last),
             ],

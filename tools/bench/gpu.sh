@@ -17,6 +17,8 @@
 #   KV_CACHE_DTYPE fp8: both systems store keys and values in it
 #   TENSOR_PARALLEL  GPUs that share the model, in both systems (default 1)
 #   PIPELINE_PARALLEL  stages that its layers are cut into, in both systems (default 1)
+#   MAX_NUM_SEQS   sequences decoded together at most, in both systems (default 256)
+#   ITL_TARGET_MS  milliseconds between two tokens that prompts of others may take, in ours: 10000 for throughput alone; vLLM has no such bound
 #   SAMPLES        samples of each in the full sweep, each time it runs (default 3)
 #   OUT            folder for logs and figures (default: a fresh temporary one)
 #   STOKER_COMMIT  what to note as commit where no checkout came along
@@ -79,7 +81,8 @@ ours() {
   echo "== stoker, $1"
   free_memory
   timeout "${OURS_LIMIT:-180}" "$BENCH" run --model "$MODEL" --device "${DEVICE:-cuda:0}" --weights "${WEIGHTS:-device}" "${SWEEP[@]}" \
-    ${QUANTIZATION:+--quantization "$QUANTIZATION"} ${KV_CACHE_DTYPE:+--kv-cache-dtype "$KV_CACHE_DTYPE"} --tensor-parallel "${TENSOR_PARALLEL:-1}" --pipeline-parallel "${PIPELINE_PARALLEL:-1}" --run "$RUN" --out "$OUT/$1.jsonl" 2> "$OUT/$1.log" || { tail -5 "$OUT/$1.log" >&2; return 1; }
+    ${QUANTIZATION:+--quantization "$QUANTIZATION"} ${KV_CACHE_DTYPE:+--kv-cache-dtype "$KV_CACHE_DTYPE"} --tensor-parallel "${TENSOR_PARALLEL:-1}" --pipeline-parallel "${PIPELINE_PARALLEL:-1}" \
+    ${MAX_NUM_SEQS:+--max-num-seqs "$MAX_NUM_SEQS"} ${ITL_TARGET_MS:+--itl-target-ms "$ITL_TARGET_MS"} --run "$RUN" --out "$OUT/$1.jsonl" 2> "$OUT/$1.log" || { tail -5 "$OUT/$1.log" >&2; return 1; }
 }
 
 # A whole agent, which reads its weights from disk: written once, then in the page cache.
@@ -106,7 +109,7 @@ vllm() {
   local stored=() made=()
   case ${QUANTIZATION:-} in int4 | fp8-blocks) stored=(--quantization "$QUANTIZATION") ;; ?*) made=("$QUANTIZATION") ;; esac
   [ -d "$MODEL" ] || config=$("$BENCH" checkpoint "$MODEL" --without-weights "${stored[@]}")
-  ARRIVALS=$OUT/arrivals timeout "${VLLM_LIMIT:-200}" python3 tools/bench/vllm-peer.py "$config" "${QUICK[@]}" "${made[@]}" \
+  ARRIVALS=$OUT/arrivals MAX_NUM_SEQS=${MAX_NUM_SEQS:-256} timeout "${VLLM_LIMIT:-200}" python3 tools/bench/vllm-peer.py "$config" "${QUICK[@]}" "${made[@]}" \
     ${KV_CACHE_DTYPE:+"kv=$KV_CACHE_DTYPE"} ${TENSOR_PARALLEL:+"tp=$TENSOR_PARALLEL"} ${PIPELINE_PARALLEL:+"pp=$PIPELINE_PARALLEL"} > "$OUT/vllm.log" 2>&1 \
     || echo "vLLM ended early: $OUT/vllm.log" >&2
   # As stoker-bench calls it.

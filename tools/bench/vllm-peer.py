@@ -9,7 +9,8 @@ asynchronous engine.
 
 With fp8 it quantises weights when it loads them, with scales of its own choice, and rows as they come. With kv=fp8 it stores keys and
 values in e4m3, with the attention kernels that it chooses for that. With tp=N as many GPUs share the model, by its own all-reduce and
-NCCL's; NVLink multicast stays off, and what needs it. With pp=N its layers are cut into stages. $CASES names cases, by comma, in place of all.
+NCCL's; NVLink multicast stays off, and what needs it. With pp=N its layers are cut into stages. $CASES names cases, by comma, in place of all,
+balanced_N among them; $MAX_NUM_SEQS how many sequences are decoded together at most (256).
 
 Greedy, end tokens ignored, prompts of fresh random tokens. tok_s of one stream counts decoding only; itl_ms of many is the whole
 time less that of as many prefills, by completion token, as stoker-bench counts it. `start` is until the engine is ready.
@@ -70,7 +71,7 @@ class Peer:
             max_model_len=min(16384, config["max_position_embeddings"]),
             gpu_memory_utilization=0.88,
             enable_prefix_caching=True,
-            max_num_seqs=256,
+            max_num_seqs=int(os.environ.get("MAX_NUM_SEQS", "256")),
             disable_log_stats=True,
             tensor_parallel_size=n_ranks,
             pipeline_parallel_size=n_stages,
@@ -173,10 +174,10 @@ class Peer:
             raise RuntimeError(f"an answer has {len(times)} of {completion} tokens")
         return len(prompt), times
 
-    def offline(self, requests: int) -> None:
-        seconds = self.fresh(requests, 512, 256)
-        self.say(f"offline_{requests}", "tok_s", [requests * 256 / seconds])
-        self.say(f"offline_{requests}", "seconds", [seconds])
+    def offline(self, case: str, requests: int, prompt: int, completion: int) -> None:
+        seconds = self.fresh(requests, prompt, completion)
+        self.say(case, "tok_s", [requests * completion / seconds])
+        self.say(case, "seconds", [seconds])
 
 
 async def open_loads(peer: Peer, directory: str) -> None:
@@ -213,8 +214,10 @@ def main() -> None:
     at_once = (32, 256) if quick else (8, 32, 64, 128, 256)
     cases += [(f"concurrent_{requests}", lambda requests=requests: peer.concurrent(requests)) for requests in at_once]
     cases += [("prefixes", peer.prefixes)]
-    cases += [] if quick else [("offline_1000", lambda: peer.offline(1000))]
+    cases += [] if quick else [("offline_1000", lambda: peer.offline("offline_1000", 1000, 512, 256))]
     wanted = [case for case in os.environ.get("CASES", "").split(",") if case]
+    balanced = [case for case in wanted if case.startswith("balanced_")]
+    cases += [(case, lambda case=case: peer.offline(case, int(case[9:]), 1024, 1024)) for case in balanced]
     for name, run in cases:
         if not wanted or name in wanted:
             run()
