@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use serde_json::{Value, json};
 use stoker_engine::{
@@ -56,8 +56,12 @@ struct Found {
     /// Tokens of drawn texts, and those of them that were no choice.
     n_tokens: usize,
     n_forced: usize,
+    /// Texts, and instances, in which a grammar came to need more than it may.
+    n_ended: usize,
     compiles: Vec<Duration>,
-    masks: Vec<Duration>,
+    /// On the way through instances, and through drawn texts.
+    instance_masks: Vec<Duration>,
+    drawn_masks: Vec<Duration>,
 }
 
 /// Goes through all schemas, and prints what was found.
@@ -92,13 +96,21 @@ pub fn run(asked: &Asked) -> Result<()> {
 
 impl Found {
     fn print(self, n_schemas: usize) {
-        let Self { n_refused, instances: [forbidden, allowed], n_drawn, n_whole, n_tokens, n_forced, .. } = self;
+        let Self { n_refused, instances: [forbidden, allowed], n_drawn, n_whole, n_tokens, n_forced, n_ended, .. } =
+            self;
         println!("schemas {n_schemas}, refused {n_refused}");
         println!("instances that a schema allows: {} taken, {} not", allowed[1], allowed[0]);
         println!("instances that a schema forbids: {} not taken, {} taken", forbidden[0], forbidden[1]);
         println!("texts drawn {n_drawn}, whole {n_whole}; of their {n_tokens} tokens {n_forced} were no choice");
+        println!("ended since a grammar came to need more than it may: {n_ended}");
         println!("{:34} {:>7} {:>9} {:>9} {:>9}", "us", "n", "p50", "p99", "most");
-        for (name, times) in [("compile", self.compiles), ("mask", self.masks)] {
+        let all = [self.instance_masks.clone(), self.drawn_masks.clone()].concat();
+        let masks = [
+            ("masks of instances", self.instance_masks),
+            ("masks of drawn texts", self.drawn_masks),
+            ("all masks", all),
+        ];
+        for (name, times) in [("compile", self.compiles)].into_iter().chain(masks) {
             if !times.is_empty() {
                 println!("{}", Spread::new(name, times));
             }
@@ -129,8 +141,10 @@ impl Walker {
             }
         };
         for (text, is_valid) in &case.instances {
-            let is_taken = self.takes(&grammar, text, &mut found.masks)?;
-            found.instances[usize::from(*is_valid)][usize::from(is_taken)] += 1;
+            match self.takes(&grammar, text, &mut found.instance_masks)? {
+                Some(is_taken) => found.instances[usize::from(*is_valid)][usize::from(is_taken)] += 1,
+                None => found.n_ended += 1,
+            }
         }
         if drawn_tokens == 0 {
             return Ok(None);
@@ -141,33 +155,38 @@ impl Walker {
         Ok(Some(json!({"name": case.name, "schema": case.schema, "text": text, "is_whole": is_whole})))
     }
 
-    /// Whether a text is of the language.
-    fn takes(&self, grammar: &Constraint, text: &str, masks: &mut Vec<Duration>) -> Result<bool> {
+    /// Whether a text is of the language; none where its grammar comes to need more than it may.
+    fn takes(&self, grammar: &Constraint, text: &str, masks: &mut Vec<Duration>) -> Result<Option<bool>> {
         let (mut matcher, mut mask) = (grammar.0.any_spelling(), vec![0; mask_words(self.n_tokens)]);
         for token in self.words.encode(text)?.into_iter().chain([self.end]) {
             let begun = Instant::now();
             mask.fill(0);
-            matcher.allow(&mut mask).map_err(|reason| anyhow!("{reason}"))?;
+            if matcher.allow(&mut mask).is_err() {
+                return Ok(None);
+            }
             masks.push(begun.elapsed());
             if !allows(&mask, token) {
-                return Ok(false);
+                return Ok(Some(false));
             }
-            if token != self.end {
-                matcher.accept(token).map_err(|reason| anyhow!("{reason}"))?;
+            if token != self.end && matcher.accept(token).is_err() {
+                return Ok(None);
             }
         }
-        Ok(true)
+        Ok(Some(true))
     }
 
-    /// A text drawn by nobody in particular: any token that may come, but often the end of the text or of a string; whether it ended.
+    /// A text drawn by nobody in particular: any token that may come, but often the end of the text or of a string; whether it is whole.
     fn draw(&self, grammar: &Constraint, most: usize, seed: u64, found: &mut Found) -> Result<(String, bool)> {
         let (mut matcher, mut mask) = (grammar.0.matcher(), vec![0; mask_words(self.n_tokens)]);
         let (mut random, mut bytes) = (StdRng::seed_from_u64(seed), Vec::new());
         for _ in 0..most {
             let begun = Instant::now();
             mask.fill(0);
-            matcher.allow(&mut mask).map_err(|reason| anyhow!("{reason}"))?;
-            found.masks.push(begun.elapsed());
+            if matcher.allow(&mut mask).is_err() {
+                found.n_ended += 1;
+                break;
+            }
+            found.drawn_masks.push(begun.elapsed());
             found.n_tokens += 1;
             found.n_forced += usize::from(mask.iter().map(|word| word.count_ones()).sum::<u32>() == 1);
             let token =
@@ -177,7 +196,10 @@ impl Walker {
                 return Ok((String::from_utf8_lossy(&bytes).into_owned(), true));
             }
             bytes.extend(self.words.bytes(token).unwrap_or_default());
-            matcher.accept(token).map_err(|reason| anyhow!("{reason}"))?;
+            if matcher.accept(token).is_err() {
+                found.n_ended += 1;
+                break;
+            }
         }
         Ok((String::from_utf8_lossy(&bytes).into_owned(), false))
     }
