@@ -471,4 +471,12 @@ mod tests {
         let limits = limits_for(&[Case::Offline(1000)], Tuning::default());
         assert_eq!((limits.max_num_seqs, limits.max_waiting), (Some(256), 1000));
     }
+
+    #[test]
+    fn more_at_once_have_room_for_as_many() {
+        let tuning = Tuning { max_num_seqs: 512, ..Tuning::default() };
+        let limits = limits_for(&[Case::Balanced(1000)], tuning);
+        assert_eq!((limits.max_num_seqs, limits.max_model_len), (Some(512), Some(2049)));
+        assert_eq!(limits.kv_cache_tokens, Some(512 * 2064));
+    }
 }

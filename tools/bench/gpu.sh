@@ -20,6 +20,7 @@
 #   MAX_NUM_SEQS   sequences decoded together at most, in both systems (default 256)
 #   ITL_TARGET_MS  milliseconds between two tokens that prompts of others may take, in ours: 10000 for throughput alone; vLLM has no such bound
 #   SAMPLES        samples of each in the full sweep, each time it runs (default 3)
+#   OURS_LIMIT, VLLM_LIMIT  seconds that a run of ours (180) and of vLLM (200) may take, its start among them: a model of 70B on two GPUs needs more
 #   OUT            folder for logs and figures (default: a fresh temporary one)
 #   STOKER_COMMIT  what to note as commit where no checkout came along
 #

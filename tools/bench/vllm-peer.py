@@ -217,7 +217,7 @@ def main() -> None:
     cases += [] if quick else [("offline_1000", lambda: peer.offline("offline_1000", 1000, 512, 256))]
     wanted = [case for case in os.environ.get("CASES", "").split(",") if case]
     balanced = [case for case in wanted if case.startswith("balanced_")]
-    cases += [(case, lambda case=case: peer.offline(case, int(case[9:]), 1024, 1024)) for case in balanced]
+    cases += [(case, lambda case=case: peer.offline(case, int(case.removeprefix("balanced_")), 1024, 1024)) for case in balanced]
     for name, run in cases:
         if not wanted or name in wanted:
             run()
