@@ -533,15 +533,22 @@ impl Served {
     }
 }
 
-impl OpenRequest {
-    /// Whether the replica has ended all that was open, this one included: nothing in the request itself is to blame.
-    pub fn is_given_up(&self) -> bool {
-        self.replica.gave_up.load(Ordering::Acquire) || self.has_no_engine()
-    }
+/// How a replica ends what is open.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ReplicaEnd {
+    /// It leaves; nothing in a request is to blame.
+    Left,
+    /// Its engine stopped by itself. Nobody knows whether a request is to blame.
+    EngineDied,
+}
 
-    /// Whether the engine has stopped by itself. Nobody knows whether a request is to blame.
-    pub fn has_no_engine(&self) -> bool {
-        self.replica.engine_load().is_some_and(|load| load.stopped.is_some())
+impl OpenRequest {
+    /// How the replica has ended all that was open, this one included, if it has.
+    pub fn replica_end(&self) -> Option<ReplicaEnd> {
+        if self.replica.engine_load().is_some_and(|load| load.stopped.is_some()) {
+            return Some(ReplicaEnd::EngineDied);
+        }
+        self.replica.gave_up.load(Ordering::Acquire).then_some(ReplicaEnd::Left)
     }
 
     /// Who answers it.

@@ -122,9 +122,15 @@ pub(crate) async fn attempt_at(
             return Attempt::Silent(failed);
         }
     };
-    vital.breaker(|breaker| breaker.answered());
-    if response.extensions().get::<Ended>().is_some() {
-        return Attempt::Silent(Silence::Lost(Loss::Left, "it ended before the answer did".to_owned()));
+    match response.extensions().get::<Plight>() {
+        Some(plight) => {
+            vital.breaker(|breaker| match plight {
+                Plight::Ended => breaker.answered(),
+                Plight::EngineDied | Plight::NotUp(_) => breaker.failed(gateway.now_ms()),
+            });
+            return Attempt::Silent(plight.silence());
+        }
+        None => vital.breaker(|breaker| breaker.answered()),
     }
     match response.status() {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Attempt::Refused(response, flight),
@@ -133,12 +139,46 @@ pub(crate) async fn attempt_at(
     }
 }
 
-/// A replica had a request and says that it ends before the answer does: no refusal, but a loss.
-#[derive(Clone, Copy)]
-struct Ended;
+/// Why a replica has no answer that says so, in words.
+pub(crate) const ENDED_EARLIER: &str = "it ended before the answer did";
+/// See [`ENDED_EARLIER`].
+pub(crate) const ENGINE_DIED: &str = "its engine stopped";
 
-/// How agents call that. A text has its quotes escaped.
-const ENDED: &[u8] = b"\"replica_ended\"";
+/// What a replica says of itself in place of an answer, which is nothing for a client as long as another one may answer, or the same one
+/// in a moment.
+#[derive(Clone, Copy)]
+enum Plight {
+    /// It had the request, and leaves.
+    Ended,
+    /// It had the request, and its engine stopped.
+    EngineDied,
+    /// It did not take the request: its process is new, or is about to end. In words.
+    NotUp(&'static str),
+}
+
+impl Plight {
+    /// How agents say it (`agent/src/http/error.rs`): a text has its quotes escaped, so nothing else of a body reads like one.
+    fn of(status: StatusCode, body: &[u8]) -> Option<Self> {
+        let says = |code: &str| memmem::find(body, code.as_bytes()).is_some();
+        match status {
+            StatusCode::INTERNAL_SERVER_ERROR if says("\"engine_died\"") => Some(Self::EngineDied),
+            StatusCode::SERVICE_UNAVAILABLE if says("\"replica_ended\"") => Some(Self::Ended),
+            StatusCode::SERVICE_UNAVAILABLE if says("\"engine_stopped\"") => Some(Self::NotUp(ENGINE_DIED)),
+            StatusCode::SERVICE_UNAVAILABLE if says("\"model_loading\"") => Some(Self::NotUp("it loads its model")),
+            StatusCode::SERVICE_UNAVAILABLE if says("\"model_failed\"") => Some(Self::NotUp("its model does not run")),
+            _ => None,
+        }
+    }
+
+    /// What is made of it.
+    fn silence(self) -> Silence {
+        match self {
+            Self::Ended => Silence::Lost(Loss::Left, ENDED_EARLIER.to_owned()),
+            Self::EngineDied => Silence::Lost(Loss::Broken, ENGINE_DIED.to_owned()),
+            Self::NotUp(why) => Silence::Unreachable(why.to_owned()),
+        }
+    }
+}
 
 /// Waits for all of an answer that was made before its head was sent, so that the request can be sent again if it breaks off.
 async fn whole_if_short(response: hyper::Response<ReplicaBody>) -> io::Result<Answered> {
@@ -149,10 +189,7 @@ async fn whole_if_short(response: hyper::Response<ReplicaBody>) -> io::Result<An
             let whole = body.whole().await?;
             match parts.status {
                 StatusCode::OK => _ = parts.extensions.insert(Usage::of_whole(&whole).unwrap_or_default()),
-                StatusCode::SERVICE_UNAVAILABLE if memmem::find(&whole, ENDED).is_some() => {
-                    parts.extensions.insert(Ended);
-                }
-                _ => {}
+                status => _ = Plight::of(status, &whole).map(|plight| parts.extensions.insert(plight)),
             }
             Either::Right(Full::new(whole))
         }

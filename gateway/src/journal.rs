@@ -56,6 +56,8 @@ pub enum Then {
     Done,
     /// The replica ends it; another one may go on.
     Elsewhere,
+    /// The replica's engine stopped; another one may go on, if it is not the answer that stops engines.
+    Broken,
     /// What was said is an error of this status, and all of an answer that is not streamed.
     Failed(u16),
     /// It cannot be read.
@@ -82,7 +84,7 @@ impl Journal {
         {
             let outcome = self.note(&data[at + MARK.len()..end]);
             // What a replica says of its own end is not the answer's.
-            if outcome != Some(Then::Elsewhere) && at > from {
+            if !matches!(outcome, Some(Then::Elsewhere | Then::Broken)) && at > from {
                 said.push(data.slice(from..at));
             }
             (from, then) = (end + 1, outcome.unwrap_or(Then::Unreadable));
@@ -151,6 +153,7 @@ impl Journal {
             }
             Some("done") => return Some(Then::Done),
             Some("elsewhere") => return Some(Then::Elsewhere),
+            Some("broken") => return Some(Then::Broken),
             Some("failed") => return Some(Then::Failed(words.next()?.parse().ok()?)),
             Some(index) => index.parse::<u16>().ok()?,
         };

@@ -19,6 +19,7 @@ use tokio::{
 
 use crate::{
     access::Access,
+    attempt::{ENDED_EARLIER, ENGINE_DIED},
     error::{Dialect, GatewayError},
     events::Events,
     journal::{Passed, Then},
@@ -190,7 +191,8 @@ impl Relay {
                 self.access.whole();
                 None
             }
-            Then::Elsewhere => self.lost(Loss::Left, "it ended before the answer did"),
+            Then::Elsewhere => self.lost(Loss::Left, ENDED_EARLIER),
+            Then::Broken => self.lost(Loss::Broken, ENGINE_DIED),
             Then::Unreadable => self.lost(Loss::Broken, "what it says cannot be read"),
         };
         // Of an announced length: nobody asks again.

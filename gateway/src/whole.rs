@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::{
     access::Access,
-    attempt::Answered,
+    attempt::{Answered, ENDED_EARLIER, ENGINE_DIED},
     error::GatewayError,
     journal::{Passed, Then},
     relay::SILENCE,
@@ -89,7 +89,8 @@ impl Telling {
                     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
                     return Part::All(without_line_feed(data), status);
                 }
-                Then::Elsewhere => return lost(Loss::Left, "it ended before the answer did"),
+                Then::Elsewhere => return lost(Loss::Left, ENDED_EARLIER),
+                Then::Broken => return lost(Loss::Broken, ENGINE_DIED),
                 Then::Unreadable => return lost(Loss::Broken, "what it says cannot be read"),
             }
         }

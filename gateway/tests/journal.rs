@@ -35,8 +35,11 @@ fn what_has_a_mark_behind_it_is_passed_on_without_it() {
 #[test]
 fn what_a_replica_says_of_its_own_end_is_not_passed_on() {
     let mut journal = Journal::new(true);
-    let (said, then) = pass(&mut journal, "data: a\n\n: stoker 0 0 5\ndata: {\"error\":1}\n\n: stoker elsewhere\n");
-    assert_eq!((said.as_str(), then), ("data: a\n\n", Then::Elsewhere));
+    for (mark, end) in [("elsewhere", Then::Elsewhere), ("broken", Then::Broken)] {
+        let stream = format!("data: a\n\n: stoker 0 0 5\ndata: {{\"error\":1}}\n\n: stoker {mark}\n");
+        let (said, then) = pass(&mut journal, &stream);
+        assert_eq!((said.as_str(), then), ("data: a\n\n", end));
+    }
     pass(&mut journal, "data: half");
     journal.drop_unsaid();
     assert_eq!(pass(&mut journal, "data: b\n\n: stoker 0 0 6\n").0, "data: b\n\n");

@@ -21,7 +21,7 @@ use axum::{
 };
 use futures::{StreamExt, future::try_join_all};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use serde_json::Value;
+use serde_json::{Value, json};
 use stoker_crds::endpoints::{EndpointState, ReplicaEndpoint, WHOLE_WEIGHT};
 use stoker_tests::{
     agent::AgentProcess,
@@ -267,14 +267,14 @@ async fn before(fakes: &[Fake], flags: &[&str]) -> Result<(Teller, GatewayProces
 
 const CHAT: &str = "/v1/chat/completions";
 
-#[tokio::test]
-async fn a_whole_answer_whose_replicas_end_one_after_the_other_is_no_refusal() -> Result<()> {
+/// What a client has, and how often the only replica was asked, which says so often with this status and code why it has no answer.
+async fn behind_one_that_says(times: usize, status: u16, code: &'static str) -> Result<(u16, String, usize)> {
     let n_asked = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&n_asked);
     let answer = move || async move {
-        let (status, body) = match counted.fetch_add(1, Ordering::SeqCst) {
-            0..5 => (503, r#"{"error":{"message":"the drain deadline passed","code":"replica_ended"}}"#),
-            _ => (200, r#"{"choices":[]}"#),
+        let (status, body) = match counted.fetch_add(1, Ordering::SeqCst) < times {
+            true => (status, json!({"error": {"message": "it says why", "code": code}}).to_string()),
+            false => (200, WHOLE.to_owned()),
         };
         let head = Response::builder().status(status).header("content-type", "application/json");
         head.body(Body::from(body)).unwrap()
@@ -287,8 +287,31 @@ async fn a_whole_answer_whose_replicas_end_one_after_the_other_is_no_refusal() -
     tokio::spawn(async { axum::serve(listener, routes).await });
     let (_teller, gateway) = before(&[fake], &[]).await?;
     let asked = reqwest::Client::new().post(gateway.url(CHAT)).body(r#"{"model":"ember"}"#).send().await?;
-    assert_eq!((asked.status().as_u16(), asked.text().await?.as_str()), (200, r#"{"choices":[]}"#));
-    assert_eq!(n_asked.load(Ordering::SeqCst), 6);
+    Ok((asked.status().as_u16(), asked.text().await?, n_asked.load(Ordering::SeqCst)))
+}
+
+const WHOLE: &str = r#"{"choices":[]}"#;
+
+#[tokio::test]
+async fn a_whole_answer_whose_replicas_end_one_after_the_other_is_no_refusal() -> Result<()> {
+    assert_eq!(behind_one_that_says(5, 503, "replica_ended").await?, (200, WHOLE.to_owned(), 6));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_replica_that_starts_again_is_waited_for() -> Result<()> {
+    for (status, code, times) in [(500, "engine_died", 1), (503, "engine_stopped", 2), (503, "model_loading", 2)] {
+        let (status, said, n_asked) = behind_one_that_says(times, status, code).await?;
+        assert_eq!((status, said.as_str(), n_asked), (200, WHOLE, times + 1), "{code}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_stops_engines_is_not_asked_for_without_end() -> Result<()> {
+    let (status, said, n_asked) = behind_one_that_says(usize::MAX, 500, "engine_died").await?;
+    assert_eq!((status, n_asked), (502, 3), "{said}");
+    assert!(said.contains("its engine stopped"), "{said}");
     Ok(())
 }
 

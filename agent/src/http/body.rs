@@ -208,7 +208,10 @@ impl<A: Answer> Streaming<A> {
 
     fn fail(&mut self, why: &FinishReason) -> Piece {
         self.stage = Stage::Ended;
-        let mark = if self.choices.is_given_up() { Mark::Elsewhere } else { Mark::Done };
-        Piece { frames: self.answer.failure(&self.choices.failed(why)), mark }
+        let mark = self.choices.replica_end().map_or(Mark::Done, Mark::of_end);
+        // Whoever reads marks says itself what cannot go on, and gateways of before do not know this one.
+        let is_told = mark != Mark::Broken || !self.choices.is_marked();
+        let frames = if is_told { self.answer.failure(&self.choices.failed(why)) } else { Bytes::new() };
+        Piece { frames, mark }
     }
 }

@@ -23,6 +23,7 @@ use crate::{
         usage::{UsageBody, UsageSum},
     },
     identity::Identity,
+    replica::ReplicaEnd,
 };
 
 /// Sequences being generated for one request, numbered by their place in the answer.
@@ -179,9 +180,9 @@ impl Choices {
         self.open.device_time.header()
     }
 
-    /// Whether what ended a choice was the replica's own end.
-    pub(crate) fn is_given_up(&self) -> bool {
-        self.open.open.is_given_up()
+    /// What ended a choice, if it was the replica's own end.
+    pub(crate) fn replica_end(&self) -> Option<ReplicaEnd> {
+        self.open.open.replica_end()
     }
 
     /// The error that the engine's failure is.

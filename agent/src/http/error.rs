@@ -80,6 +80,11 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "engine_error", format!("the engine ended this request: {reason}"))
     }
 
+    /// The engine stopped under an accepted request, and the process ends with it. Another replica may answer it, if it is not what stopped it.
+    pub(crate) fn engine_died(reason: &str) -> Self {
+        Self { code: "engine_died", ..Self::engine_failed(reason) }
+    }
+
     /// What its answer must look like cannot be followed to the answer's end. No other replica could.
     pub(crate) fn unfollowed(reason: &str) -> Self {
         let message = format!("the form that this request asks for cannot be followed any further: {reason}");

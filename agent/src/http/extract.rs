@@ -17,7 +17,7 @@ use crate::{
         prompt_work,
         trace::RequestSpan,
     },
-    replica::{OpenRequest, Replica},
+    replica::{OpenRequest, Replica, ReplicaEnd},
 };
 
 /// The fields of a JSON body.
@@ -62,9 +62,10 @@ impl Arrival {
             FinishReason::Error(why) => why,
             FinishReason::Stop | FinishReason::Length | FinishReason::Abort => "it was aborted",
         };
-        match self.open.is_given_up() && !self.open.has_no_engine() {
-            true => ApiError::given_up(why),
-            false => ApiError::engine_failed(why),
+        match self.open.replica_end() {
+            Some(ReplicaEnd::Left) => ApiError::given_up(why),
+            Some(ReplicaEnd::EngineDied) => ApiError::engine_died(why),
+            None => ApiError::engine_failed(why),
         }
     }
 }

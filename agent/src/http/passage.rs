@@ -21,6 +21,7 @@
 //! : stoker INDEX end              the end of a choice
 //! : stoker done                   the end of the answer
 //! : stoker elsewhere              this replica ends it; another one may go on
+//! : stoker broken                 its engine stopped; another one may go on, unless the answer is what stops engines
 //! : stoker failed STATUS          the end of an answer that is not streamed: what stands before is an error of this status
 //! : stoker                        nothing that matters
 //! ```
@@ -34,7 +35,10 @@ use serde::Deserialize;
 use stoker_crds::{accounts::ACCOUNT_HEADER, kv_events::PREFIXES_HEADER};
 use stoker_engine::{Resume, TokenId};
 
-use crate::http::{device_time::DEVICE_SECONDS, error::ApiError, prefixes::Prefixes};
+use crate::{
+    http::{device_time::DEVICE_SECONDS, error::ApiError, prefixes::Prefixes},
+    replica::ReplicaEnd,
+};
 
 const DRAWN: HeaderName = HeaderName::from_static("x-stoker-drawn");
 const WHOLE: HeaderName = HeaderName::from_static("x-stoker-whole");
@@ -194,11 +198,20 @@ pub(crate) enum Mark {
     End { index: u32 },
     Done,
     Elsewhere,
+    Broken,
     Failed { status: StatusCode },
     Nothing,
 }
 
 impl Mark {
+    /// What the replica's own end is.
+    pub(crate) fn of_end(end: ReplicaEnd) -> Self {
+        match end {
+            ReplicaEnd::Left => Self::Elsewhere,
+            ReplicaEnd::EngineDied => Self::Broken,
+        }
+    }
+
     /// The piece with its mark.
     pub(crate) fn behind(&self, frames: &Bytes) -> Bytes {
         let mut line = String::from(": stoker");
@@ -215,6 +228,7 @@ impl Mark {
             Self::End { index } => write!(line, " {index} end"),
             Self::Done => write!(line, " done"),
             Self::Elsewhere => write!(line, " elsewhere"),
+            Self::Broken => write!(line, " broken"),
             Self::Failed { status } => write!(line, " failed {}", status.as_u16()),
             Self::Nothing => Ok(()),
         };

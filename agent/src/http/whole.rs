@@ -135,8 +135,8 @@ impl<B: Serialize, W: FnOnce(Vec<Completion>, UsageBody) -> B> Telling<W> {
     /// What ends this replica does not end the answer: another one may go on.
     fn fail(&mut self, reason: &FinishReason) -> Option<Bytes> {
         let writing = self.writing.take()?;
-        if self.choices.is_given_up() {
-            return Some(Mark::Elsewhere.behind(&Bytes::new()));
+        if let Some(end) = self.choices.replica_end() {
+            return Some(Mark::of_end(end).behind(&Bytes::new()));
         }
         let error = self.choices.failed(reason);
         Some(Mark::Failed { status: error.status }.behind(&line(&(writing.failure)(&error))))

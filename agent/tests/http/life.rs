@@ -48,7 +48,7 @@ async fn what_fails_before_the_first_token_has_the_status_of_an_error() {
     let script = SimScript { fail_at_step: Some(1), ..SimScript::default() };
     let agent = Agent::with(script, EngineLimits::default());
     let (status, answer) = agent.post("/v1/completions", json!({"prompt": "x", "stream": true})).await;
-    assert_eq!((status.as_u16(), &answer["error"]["code"]), (500, &json!("engine_error")), "{answer}");
+    assert_eq!((status.as_u16(), &answer["error"]["code"]), (500, &json!("engine_died")), "{answer}");
 }
 
 #[tokio::test]

@@ -165,6 +165,22 @@ async fn thoughts_and_calls_go_on_in_the_middle_of_a_word() {
 }
 
 #[tokio::test]
+async fn an_engine_that_stops_is_told_from_a_replica_that_leaves() {
+    let script = SimScript { fail_at_step: Some(3), ..SimScript::default() };
+    let agent = Agent::with(script, EngineLimits::default());
+    let body = json!({"prompt": "hi", "stream": true, "max_tokens": 1000}).to_string();
+    let marked =
+        Request::post("/v1/completions").header("x-stoker-drawn", DRAWN).body(Body::from(body.clone())).unwrap();
+    let stream = Stream { body: agent.router.clone().oneshot(marked).await.unwrap().into_body() };
+    let told = pieces(&stream.rest().await);
+    let last = told.last().unwrap();
+    assert_eq!((last.mark.as_str(), last.data.as_str()), ("broken", ""), "{told:?}");
+    // Until the process ends, who comes is told that nothing was taken.
+    let (status, refused) = json_of(agent.send("POST", "/v1/completions", &body).await).await;
+    assert_eq!((status.as_u16(), &refused["error"]["code"]), (503, &json!("engine_stopped")), "{refused}");
+}
+
+#[tokio::test]
 async fn a_replica_that_ends_says_that_another_one_may_go_on() {
     let agent = Agent::slow(EngineLimits::default());
     let body = json!({"prompt": "hi", "stream": true, "max_tokens": 1000});
