@@ -41,7 +41,7 @@ demo-gpu: kube ## On a machine with GPUs: pods that have them are served, scaled
 	cargo build --release -p stoker-gpu-fault
 	$(RELEASE)/stoker-cluster demo-gpu $(DEMO_ARGS) --load $(RELEASE)/stoker-load --fault $(RELEASE)/libstoker_gpu_fault.so $(if $(MODEL),--model $(MODEL))
 
-demo-gpu-carry: ## The same packed for another machine (53 MB): unpack it there and run ./demo-gpu.sh
+demo-gpu-carry: ## The same packed for another machine (55 MB): unpack it there and run ./demo-gpu.sh
 	@tools/cluster/carry.sh $(STOKER_CACHE)/demo-gpu.tar.xz
 
 demo-down: ## Stop the demo and remove everything it made

@@ -87,7 +87,7 @@ pub(super) fn ask(url: &str, deployment: &str, begun: Instant) -> anyhow::Result
 }
 
 /// Prints the text of a stream of server-sent events; says when its first piece came, and the whole.
-fn print_answer(
+pub(super) fn print_answer(
     lines: impl Iterator<Item = io::Result<String>>,
     out: &mut impl Write,
 ) -> anyhow::Result<(Option<Instant>, String)> {

@@ -1,6 +1,9 @@
 //! The demo on a machine with GPUs: pods that have real ones. Each step is checked, and what it shows is printed, so that the
 //! output is the record. It begins with a cluster of its own and takes it down at the end.
 
+mod fault;
+mod load;
+
 use std::{
     collections::BTreeSet,
     fs,
@@ -20,14 +23,16 @@ use super::{
     demo::{self, timed},
     demo_load::{follow, start_load},
     kubectl::Kubectl,
-    state::{Files, Found},
+    state::{Files, Found, State},
 };
+
+use load::{LOAD_TOKENS, Load, curl, failed, load_words, seconds_of_one};
 
 const CHAT: &str = "chat";
 const PAIR: &str = "pair";
 const LARGE: &str = "large";
-/// Tokens of an answer under load, and how many of such the example's KV cache holds.
-const LOAD_TOKENS: u32 = 900;
+const STAGES: &str = "stages";
+/// How many answers of the load the example's KV cache holds.
 const LOAD_FITS: f64 = 4.0;
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -49,7 +54,14 @@ pub(crate) fn demo_gpu(args: &DemoGpuArgs) -> anyhow::Result<()> {
     let faults = tempfile::tempdir().context("make a folder for orders to fail")?;
     let agent = agent_that_can_fail(faults.path(), &args.demo.agent, &args.fault)?;
     let state = demo::cluster(&DemoArgs { agent, ..args.demo.clone() }, gpus)?;
-    let walk = Walk { kubectl: Kubectl::of(&state, dir), args, n_gpus, shares, faults: faults.path().to_owned() };
+    let walk = Walk {
+        kubectl: Kubectl::of(&state, dir),
+        state: &state,
+        args,
+        n_gpus,
+        shares,
+        faults: faults.path().to_owned(),
+    };
     let walked = walk.all();
     if walked.is_err() {
         eprintln!("{}", walk.what_is_there());
@@ -88,6 +100,7 @@ fn title(text: &str) {
 /// The steps, one behind the other on one cluster.
 struct Walk<'a> {
     kubectl: Kubectl<'a>,
+    state: &'a State,
     args: &'a DemoGpuArgs,
     n_gpus: usize,
     shares: usize,
@@ -102,11 +115,14 @@ impl Walk<'_> {
         self.roll()?;
         self.stay_alone()?;
         self.fault(CHAT, 0)?;
+        self.fault_beside_another()?;
         self.delete(CHAT)?;
         if self.n_gpus > 1 {
-            self.two_gpus(&alone)?;
-            self.fault(PAIR, 1)?;
-            self.delete(PAIR)?;
+            for (name, how) in [(PAIR, "share each layer of"), (STAGES, "have half the layers of")] {
+                self.two_gpus(name, how, &alone)?;
+                self.fault(name, 1)?;
+                self.delete(name)?;
+            }
         }
         self.too_many()?;
         if let Some(model) = &self.args.model {
@@ -123,10 +139,10 @@ impl Walk<'_> {
         Ok(text)
     }
 
-    fn two_gpus(&self, alone: &str) -> anyhow::Result<()> {
-        title("Two GPUs that share a replica");
-        let text = self.apply_and_ask(PAIR, "gpu/pair.yaml")?;
-        ensure!(self.gpus_of(PAIR)?.len() == 2, "the pod has not two GPUs");
+    fn two_gpus(&self, name: &str, how: &str, alone: &str) -> anyhow::Result<()> {
+        title(&format!("Two GPUs that {how} a replica"));
+        let text = self.apply_and_ask(name, &format!("gpu/{name}.yaml"))?;
+        ensure!(self.gpus_of(name)?.len() == 2, "the pod has not two GPUs");
         ensure!(text == alone, "two GPUs answer {text:?}, one answered {alone:?}");
         println!("The same words as from one GPU.");
         Ok(())
@@ -213,67 +229,6 @@ impl Walk<'_> {
         println!("{} of {} answers whole, {} cut", summary["answered"], summary["planned"], failed(&summary));
         ensure!(failed(&summary) == 0, "answers were cut: {}", summary["failures"]);
         Ok(())
-    }
-
-    /// One replica, so that nobody else answers while its GPU fails.
-    fn stay_alone(&self) -> anyhow::Result<()> {
-        self.kubectl.run(&["patch", "infd", CHAT, "--type=merge", "-p", r#"{"spec":{"scaling":{"max":1}}}"#])?;
-        self.wait("one replica", || Ok(self.pods_of(CHAT)?.len() == 1))
-    }
-
-    /// A GPU of a replica fails under load; the replica must serve again by itself.
-    fn fault(&self, name: &str, gpu: u32) -> anyhow::Result<()> {
-        title(&format!("GPU {gpu} of {name} fails under load"));
-        let url = self.kubectl.service_url(name)?;
-        let load = Load::start(&self.args.load, &load_words(&url, "30s:2"))?;
-        sleep(Duration::from_secs(4));
-        let pod = self.pods_of(name)?.pop().context("there is a pod")?;
-        fs::write(self.faults.join(&pod.name), gpu.to_string()).context("give the order to fail")?;
-        let begun = Instant::now();
-        let mut said = String::new();
-        self.wait("the end of the process", || {
-            self.note_ready(name, begun, &mut said)?;
-            Ok(self.restarts(&pod)? > pod.restarts)
-        })?;
-        println!("{:>5.1} s  the process ended; its container starts again", begun.elapsed().as_secs_f64());
-        self.wait("an answer after the fault", || {
-            self.note_ready(name, begun, &mut said)?;
-            Ok(seconds_of_one(&url).is_ok())
-        })?;
-        println!("{:>5.1} s  it answers", begun.elapsed().as_secs_f64());
-        let summary = load.summary()?;
-        println!(
-            "{} of {} answers whole, {} cut or refused",
-            summary["answered"],
-            summary["planned"],
-            failed(&summary)
-        );
-        Ok(())
-    }
-
-    /// Prints what `Ready` says when it says something else than before.
-    fn note_ready(&self, name: &str, begun: Instant, said: &mut String) -> anyhow::Result<()> {
-        let deployment = self.kubectl.get("inferencedeployment", name)?;
-        let conditions = deployment["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let ready = conditions.iter().find(|condition| condition["type"] == "Ready").cloned().unwrap_or_default();
-        let word = |field: &str| ready[field].as_str().unwrap_or_default().to_owned();
-        let now = format!("Ready {}: {}: {}", word("status"), word("reason"), word("message"));
-        if now != *said {
-            println!("{:>5.1} s  {now}", begun.elapsed().as_secs_f64());
-            *said = now;
-        }
-        Ok(())
-    }
-
-    fn restarts(&self, of: &Pod) -> anyhow::Result<u64> {
-        let now = self.pods_of_uid(of)?;
-        // A pod that was replaced has done more than restart.
-        Ok(now.map_or(u64::MAX, |pod| pod.restarts))
-    }
-
-    fn pods_of_uid(&self, of: &Pod) -> anyhow::Result<Option<Pod>> {
-        let pods: Value = serde_json::from_str(&self.kubectl.run(&["get", "pods", "-o", "json"])?)?;
-        Ok(pods["items"].as_array().into_iter().flatten().map(Pod::of).find(|pod| pod.uid == of.uid))
     }
 
     fn background_load(&self, seconds: u32) -> anyhow::Result<Load> {
@@ -363,47 +318,4 @@ impl Pod {
             restarts: container["restartCount"].as_u64().unwrap_or(0),
         }
     }
-}
-
-fn load_words(url: &str, step: &str) -> Vec<String> {
-    let words = ["--url", url, "--step", step, "--prompt-tokens", "40..60", "--ignore-eos", "--max-tokens"];
-    words.into_iter().map(str::to_owned).chain([LOAD_TOKENS.to_string()]).collect()
-}
-
-/// A load whose summary is wanted.
-struct Load(std::process::Child);
-
-impl Load {
-    fn start(program: &Path, words: &[String]) -> anyhow::Result<Self> {
-        println!("$ stoker-load {}", words.join(" "));
-        let mut command = Command::new(program);
-        command.args(words).arg("--json").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        Ok(Self(command.spawn().with_context(|| format!("start {}", program.display()))?))
-    }
-
-    fn summary(self) -> anyhow::Result<Value> {
-        let output = self.0.wait_with_output().context("wait for the load")?;
-        serde_json::from_slice(&output.stdout).context("read the load's summary")
-    }
-}
-
-fn failed(summary: &Value) -> u64 {
-    let number = |field: &str| summary[field].as_u64().unwrap_or(0);
-    number("planned") - number("answered")
-}
-
-/// How long an answer as those of the load takes alone.
-fn seconds_of_one(url: &str) -> anyhow::Result<f64> {
-    let body = json!({"prompt": "One", "max_tokens": LOAD_TOKENS, "ignore_eos": true});
-    let begun = Instant::now();
-    curl(&format!("{url}/v1/completions"), &body)?;
-    Ok(begun.elapsed().as_secs_f64())
-}
-
-fn curl(endpoint: &str, body: &Value) -> anyhow::Result<Value> {
-    let words = ["-sS", "--fail-with-body", "--max-time", "60", endpoint, "-H", "content-type: application/json", "-d"];
-    let output = Command::new("curl").args(words).arg(body.to_string()).output().context("run curl")?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "{endpoint}: {said}{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_str(&said).with_context(|| format!("read {said}"))
 }
