@@ -56,8 +56,8 @@ struct Found {
     /// Tokens of drawn texts, and those of them that were no choice.
     n_tokens: usize,
     n_forced: usize,
-    /// Texts, and instances, in which a grammar came to need more than it may.
-    n_ended: usize,
+    /// Texts and instances in which a grammar came to need more than it may: of which schema, and what it said.
+    ended: Vec<String>,
     compiles: Vec<Duration>,
     /// On the way through instances, and through drawn texts.
     instance_masks: Vec<Duration>,
@@ -96,13 +96,13 @@ pub fn run(asked: &Asked) -> Result<()> {
 
 impl Found {
     fn print(self, n_schemas: usize) {
-        let Self { n_refused, instances: [forbidden, allowed], n_drawn, n_whole, n_tokens, n_forced, n_ended, .. } =
-            self;
+        let Self { n_refused, instances: [forbidden, allowed], n_drawn, n_whole, n_tokens, n_forced, ended, .. } = self;
         println!("schemas {n_schemas}, refused {n_refused}");
         println!("instances that a schema allows: {} taken, {} not", allowed[1], allowed[0]);
         println!("instances that a schema forbids: {} not taken, {} taken", forbidden[0], forbidden[1]);
         println!("texts drawn {n_drawn}, whole {n_whole}; of their {n_tokens} tokens {n_forced} were no choice");
-        println!("ended since a grammar came to need more than it may: {n_ended}");
+        println!("ended since a grammar came to need more than it may: {}", ended.len());
+        ended.iter().for_each(|line| println!("  {line}"));
         println!("{:34} {:>7} {:>9} {:>9} {:>9}", "us", "n", "p50", "p99", "most");
         let all = [self.instance_masks.clone(), self.drawn_masks.clone()].concat();
         let masks = [
@@ -142,48 +142,68 @@ impl Walker {
         };
         for (text, is_valid) in &case.instances {
             match self.takes(&grammar, text, &mut found.instance_masks)? {
-                Some(is_taken) => found.instances[usize::from(*is_valid)][usize::from(is_taken)] += 1,
-                None => found.n_ended += 1,
+                Ok(is_taken) => found.instances[usize::from(*is_valid)][usize::from(is_taken)] += 1,
+                Err(why) => found.ended.push(format!("{}: an instance: {why}", case.name)),
             }
         }
         if drawn_tokens == 0 {
             return Ok(None);
         }
-        let (text, is_whole) = self.draw(&grammar, drawn_tokens, seed, found)?;
+        let (text, is_whole) = self.draw(case, &grammar, drawn_tokens, seed, found)?;
         found.n_drawn += 1;
         found.n_whole += usize::from(is_whole);
         Ok(Some(json!({"name": case.name, "schema": case.schema, "text": text, "is_whole": is_whole})))
     }
 
-    /// Whether a text is of the language; none where its grammar comes to need more than it may.
-    fn takes(&self, grammar: &Constraint, text: &str, masks: &mut Vec<Duration>) -> Result<Option<bool>> {
+    /// Whether a text is of the language; an error where its grammar comes to need more than it may.
+    fn takes(
+        &self,
+        grammar: &Constraint,
+        text: &str,
+        masks: &mut Vec<Duration>,
+    ) -> Result<std::result::Result<bool, String>> {
+        let tokens = self.words.encode(text)?;
+        Ok(self.takes_tokens(grammar, tokens.into_iter().chain([self.end]), masks))
+    }
+
+    fn takes_tokens(
+        &self,
+        grammar: &Constraint,
+        tokens: impl Iterator<Item = TokenId>,
+        masks: &mut Vec<Duration>,
+    ) -> std::result::Result<bool, String> {
         let (mut matcher, mut mask) = (grammar.0.any_spelling(), vec![0; mask_words(self.n_tokens)]);
-        for token in self.words.encode(text)?.into_iter().chain([self.end]) {
+        for token in tokens {
             let begun = Instant::now();
             mask.fill(0);
-            if matcher.allow(&mut mask).is_err() {
-                return Ok(None);
-            }
+            matcher.allow(&mut mask)?;
             masks.push(begun.elapsed());
             if !allows(&mask, token) {
-                return Ok(Some(false));
+                return Ok(false);
             }
-            if token != self.end && matcher.accept(token).is_err() {
-                return Ok(None);
+            if token != self.end {
+                matcher.accept(token)?;
             }
         }
-        Ok(Some(true))
+        Ok(true)
     }
 
     /// A text drawn by nobody in particular: any token that may come, but often the end of the text or of a string; whether it is whole.
-    fn draw(&self, grammar: &Constraint, most: usize, seed: u64, found: &mut Found) -> Result<(String, bool)> {
+    fn draw(
+        &self,
+        case: &Case,
+        grammar: &Constraint,
+        most: usize,
+        seed: u64,
+        found: &mut Found,
+    ) -> Result<(String, bool)> {
         let (mut matcher, mut mask) = (grammar.0.matcher(), vec![0; mask_words(self.n_tokens)]);
         let (mut random, mut bytes) = (StdRng::seed_from_u64(seed), Vec::new());
         for _ in 0..most {
             let begun = Instant::now();
             mask.fill(0);
-            if matcher.allow(&mut mask).is_err() {
-                found.n_ended += 1;
+            if let Err(why) = matcher.allow(&mut mask) {
+                found.ended.push(format!("{}: a text: {why}", case.name));
                 break;
             }
             found.drawn_masks.push(begun.elapsed());
@@ -196,8 +216,8 @@ impl Walker {
                 return Ok((String::from_utf8_lossy(&bytes).into_owned(), true));
             }
             bytes.extend(self.words.bytes(token).unwrap_or_default());
-            if matcher.accept(token).is_err() {
-                found.n_ended += 1;
+            if let Err(why) = matcher.accept(token) {
+                found.ended.push(format!("{}: a text: {why}", case.name));
                 break;
             }
         }
