@@ -18,6 +18,7 @@ pub mod faults;
 pub mod fetches;
 pub mod fleet;
 pub mod gateway;
+pub mod haproxy;
 pub mod hub;
 pub mod kueue;
 pub mod live;

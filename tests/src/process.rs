@@ -30,6 +30,16 @@ pub fn choose_crypto() {
     let _chosen_before = rustls::crypto::ring::default_provider().install_default();
 }
 
+/// Processor time that a process has used.
+pub fn busy_seconds(pid: u32) -> Result<f64> {
+    const TICKS_A_SECOND: f64 = 100.0;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The name in parentheses may have spaces of its own.
+    let fields = stat.rsplit_once(')').context("a name in parentheses")?.1.split_whitespace();
+    let ticks = fields.skip(11).take(2).map(str::parse::<f64>).sum::<Result<f64, _>>()?;
+    Ok(ticks / TICKS_A_SECOND)
+}
+
 impl Process {
     /// Starts the program of this name with `args` and waits until it listens.
     pub fn start(name: &str, args: &[&str]) -> Result<Self> {
@@ -73,12 +83,7 @@ impl Process {
 
     /// Processor time that it has used.
     pub fn busy_seconds(&self) -> Result<f64> {
-        const TICKS_A_SECOND: f64 = 100.0;
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // The name in parentheses may have spaces of its own.
-        let fields = stat.rsplit_once(')').context("a name in parentheses")?.1.split_whitespace();
-        let ticks = fields.skip(11).take(2).map(str::parse::<f64>).sum::<Result<f64, _>>()?;
-        Ok(ticks / TICKS_A_SECOND)
+        busy_seconds(self.child.id())
     }
 
     /// Sends a signal by its name without SIG.

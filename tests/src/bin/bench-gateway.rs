@@ -3,6 +3,7 @@
 //! nothing; the memory of streams that stand still.
 
 use std::{
+    net::SocketAddr,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -15,9 +16,10 @@ use stoker_crds::{
     contract::LoadReport,
     endpoints::{EndpointState, ReplicaEndpoint},
 };
-use stoker_figures::{self as figures, Figure, Key, Run};
+use stoker_figures::{self as figures, Figure, Key, Run, System};
 use stoker_tests::{
     gateway::{GatewayProcess, Teller, deployment},
+    haproxy::{self, Haproxy, Mode},
     picker::{Destination, Picker, Request},
     transit::{Load, Pace, PacedReplica, Transit, silent_streams},
 };
@@ -124,49 +126,60 @@ impl Bench {
     }
 
     fn note(&mut self, case: &str, metric: &str, samples: &[f64]) {
-        let figure = self.run.figure(Key { model: "none", dtype: "none", case, metric }, samples);
-        println!("{case} {metric} {:.3} ({:.3} to {:.3})", figure.value, figure.min, figure.max);
+        self.note_of(&System::stoker(), case, metric, samples);
+    }
+
+    fn note_of(&mut self, system: &System, case: &str, metric: &str, samples: &[f64]) {
+        let figure = self.run.figure_of(system, Key { model: "none", dtype: "none", case, metric }, samples);
+        let (Figure { value, min, max, .. }, System { name, .. }) = (&figure, system);
+        println!("{case} {metric} {name} {value:.3} ({min:.3} to {max:.3})");
         self.found.push(figure);
     }
 
-    /// The load without the gateway and through it, in turn.
-    async fn chat(&mut self) -> Result<()> {
-        let prompts = (0..64).map(|number| format!("{number:03} {}", TOKEN.repeat(199))).collect();
-        let load = Load {
+    /// 200 tokens in and 100 out.
+    fn chats(&self) -> Load {
+        Load {
             to: self.replicas.iter().map(PacedReplica::address).collect(),
             rate: self.args.rate,
             time: Duration::from_secs(self.args.seconds),
             pace: Pace { n_tokens: 100, gap: Duration::from_millis(self.args.gap_ms) },
-            prompts,
-        };
-        let through = Load { to: vec![self.gateway.address()?], ..load.clone() };
-        let warm = Duration::from_secs(2);
-        Load { time: warm, ..load.clone() }.run().await;
-        Load { time: warm, ..through.clone() }.run().await;
-        let mut cores = Vec::new();
-        let mut added: [Vec<f64>; 4] = Default::default();
+            prompts: (0..64).map(|number| format!("{number:03} {}", TOKEN.repeat(199))).collect(),
+        }
+    }
+
+    /// The load without a proxy, through the gateway and, if it is installed, through HAProxy, in turn.
+    async fn chat(&mut self) -> Result<()> {
+        let load = self.chats();
+        let beside = haproxies(&load.to)?;
+        let mut ways = vec![(System::stoker(), Proxy::Ours(&self.gateway), Pairs::default())];
+        ways.extend(beside.iter().map(|(system, haproxy)| (system.clone(), Proxy::Other(haproxy), Pairs::default())));
+        let warm = Load { time: Duration::from_secs(2), ..load.clone() };
+        warm.run().await;
+        for (_, proxy, _) in &ways {
+            Load { to: vec![proxy.address()?], ..warm.clone() }.run().await;
+        }
         for _ in 0..self.args.pairs {
             let without = whole(load.run().await)?;
-            let (with, busy) = self.busy(through.run()).await?;
-            let with = whole(with)?;
-            cores.push(busy);
-            let later = (&with.later_ms, &without.later_ms);
-            for (samples, ((with, without), share)) in added.iter_mut().zip([
-                ((&with.first_ms, &without.first_ms), 0.5),
-                ((&with.first_ms, &without.first_ms), 0.95),
-                (later, 0.5),
-                (later, 0.95),
-            ]) {
-                samples.push(percentile(with, share) - percentile(without, share));
+            for (_, proxy, pairs) in &mut ways {
+                let through = Load { to: vec![proxy.address()?], ..load.clone() };
+                let (begun, before) = (Instant::now(), proxy.busy_seconds()?);
+                let with = whole(through.run().await)?;
+                pairs.cores.push((proxy.busy_seconds()? - before) / begun.elapsed().as_secs_f64());
+                pairs.add(&with, &without);
             }
         }
-        let case = format!("gateway_{:.0}", self.args.rate);
-        self.note(&case, "cores", &cores);
-        let metrics = ["added_p50_ms", "added_p95_ms", "added_event_p50_ms", "added_event_p95_ms"];
-        for (metric, samples) in metrics.iter().zip(&added) {
-            self.note(&case, metric, samples);
-        }
+        let found: Vec<(System, Pairs)> = ways.into_iter().map(|(system, _, pairs)| (system, pairs)).collect();
+        found.iter().for_each(|(system, pairs)| self.note_pairs(system, pairs));
         Ok(())
+    }
+
+    fn note_pairs(&mut self, system: &System, pairs: &Pairs) {
+        let case = format!("gateway_{:.0}", self.args.rate);
+        self.note_of(system, &case, "cores", &pairs.cores);
+        let metrics = ["added_p50_ms", "added_p95_ms", "added_event_p50_ms", "added_event_p95_ms"];
+        for (metric, samples) in metrics.iter().zip(&pairs.added_ms) {
+            self.note_of(system, &case, metric, samples);
+        }
     }
 
     /// Prompts of a hundred thousand tokens, each another.
@@ -249,6 +262,62 @@ impl Bench {
         let (begun, before) = (Instant::now(), self.gateway.busy_seconds()?);
         let done = work.await;
         Ok((done, (self.gateway.busy_seconds()? - before) / begun.elapsed().as_secs_f64()))
+    }
+}
+
+/// Public proxies before the same replicas: one takes them in turn for each request, one only passes bytes on. None if it is not installed.
+fn haproxies(replicas: &[SocketAddr]) -> Result<Vec<(System, Haproxy)>> {
+    let version = match haproxy::version() {
+        Ok(version) => version,
+        Err(reason) => {
+            println!("skipped: the same through HAProxy: {reason:#}");
+            return Ok(Vec::new());
+        }
+    };
+    let start = |mode: Mode| -> Result<(System, Haproxy)> {
+        let name = format!("haproxy, mode {}", mode.word());
+        Ok((System { name, version: version.clone() }, Haproxy::start(mode, replicas)?))
+    };
+    [Mode::Http, Mode::Tcp].into_iter().map(start).collect()
+}
+
+/// Through which the load goes.
+enum Proxy<'a> {
+    Ours(&'a GatewayProcess),
+    Other(&'a Haproxy),
+}
+
+impl Proxy<'_> {
+    fn address(&self) -> Result<SocketAddr> {
+        match self {
+            Self::Ours(gateway) => gateway.address(),
+            Self::Other(haproxy) => Ok(haproxy.address()),
+        }
+    }
+
+    fn busy_seconds(&self) -> Result<f64> {
+        match self {
+            Self::Ours(gateway) => gateway.busy_seconds(),
+            Self::Other(haproxy) => haproxy.busy_seconds(),
+        }
+    }
+}
+
+/// What a proxy cost in each pair of loads.
+#[derive(Default)]
+struct Pairs {
+    cores: Vec<f64>,
+    /// Added to requests with their first event and to every other event, each at p50 and p95.
+    added_ms: [Vec<f64>; 4],
+}
+
+impl Pairs {
+    fn add(&mut self, with: &Transit, without: &Transit) {
+        let (first, later) = ((&with.first_ms, &without.first_ms), (&with.later_ms, &without.later_ms));
+        let looks = [(first, 0.5), (first, 0.95), (later, 0.5), (later, 0.95)];
+        for (samples, ((with, without), share)) in self.added_ms.iter_mut().zip(looks) {
+            samples.push(percentile(with, share) - percentile(without, share));
+        }
     }
 }
 
