@@ -19,10 +19,11 @@ impl Better {
     }
 }
 
-/// Last words of the metrics of docs/benchmarks that are better when they are small: units of time and memory, counts of what
+/// Last words of the metrics of docs/benchmarks that are better when they are small: units of time and memory, cores in use, counts of what
 /// should not happen, how far off something is, and what a model is surprised by or strays from another.
-const LOWER: [&str; 14] = [
+const LOWER: [&str; 15] = [
     "imbalance",
+    "cores",
     "ms",
     "us",
     "seconds",
@@ -73,6 +74,7 @@ mod tests {
             "ttft_ms",
             "seconds",
             "rss_mb",
+            "cores",
             "us",
             "host_step_p99_us",
             "api_writes",
