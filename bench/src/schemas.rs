@@ -141,7 +141,7 @@ impl Walker {
             }
         };
         for (text, is_valid) in &case.instances {
-            match self.takes(&grammar, text, &mut found.instance_masks)? {
+            match self.takes(&grammar, self.words.encode(text)?, &mut found.instance_masks) {
                 Ok(is_taken) => found.instances[usize::from(*is_valid)][usize::from(is_taken)] += 1,
                 Err(why) => found.ended.push(format!("{}: an instance: {why}", case.name)),
             }
@@ -155,25 +155,10 @@ impl Walker {
         Ok(Some(json!({"name": case.name, "schema": case.schema, "text": text, "is_whole": is_whole})))
     }
 
-    /// Whether a text is of the language; an error where its grammar comes to need more than it may.
-    fn takes(
-        &self,
-        grammar: &Constraint,
-        text: &str,
-        masks: &mut Vec<Duration>,
-    ) -> Result<std::result::Result<bool, String>> {
-        let tokens = self.words.encode(text)?;
-        Ok(self.takes_tokens(grammar, tokens.into_iter().chain([self.end]), masks))
-    }
-
-    fn takes_tokens(
-        &self,
-        grammar: &Constraint,
-        tokens: impl Iterator<Item = TokenId>,
-        masks: &mut Vec<Duration>,
-    ) -> std::result::Result<bool, String> {
+    /// Whether a text of these tokens is of the language; an error where its grammar comes to need more than it may.
+    fn takes(&self, grammar: &Constraint, tokens: Vec<TokenId>, masks: &mut Vec<Duration>) -> Result<bool, String> {
         let (mut matcher, mut mask) = (grammar.0.any_spelling(), vec![0; mask_words(self.n_tokens)]);
-        for token in tokens {
+        for token in tokens.into_iter().chain([self.end]) {
             let begun = Instant::now();
             mask.fill(0);
             matcher.allow(&mut mask)?;

@@ -40,6 +40,7 @@ use tokio::{runtime::Runtime, task::JoinHandle};
 use crate::{
     cluster::{TestCluster, Waited, is_running, lendable},
     gateway::GatewayProcess,
+    process::busy_seconds,
 };
 
 /// The image that deployments get by default: the stand-in agent.
@@ -468,14 +469,7 @@ impl Operator {
 
     /// Processor time that it took so far.
     pub fn cpu_seconds(&self) -> Result<f64> {
-        /// Of clock ticks: the kernel shows a hundred a second to everybody (USER_HZ).
-        const TICKS_A_SECOND: f64 = 100.0;
-        let pid = self.child.as_ref().context("the operator does not run")?.id();
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        // The name before it may have spaces; user and system time are the 14th and 15th field of all.
-        let (_, rest) = stat.rsplit_once(") ").context("a process has a name")?;
-        let ticks: Result<Vec<f64>, _> = rest.split(' ').skip(11).take(2).map(str::parse).collect();
-        Ok(ticks?.iter().sum::<f64>() / TICKS_A_SECOND)
+        busy_seconds(self.child.as_ref().context("the operator does not run")?.id())
     }
 
     /// Resident memory in MB.

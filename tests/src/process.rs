@@ -32,6 +32,7 @@ pub fn choose_crypto() {
 
 /// Processor time that a process has used.
 pub fn busy_seconds(pid: u32) -> Result<f64> {
+    /// Of clock ticks: the kernel shows a hundred a second to everybody (USER_HZ).
     const TICKS_A_SECOND: f64 = 100.0;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The name in parentheses may have spaces of its own.

@@ -38,6 +38,7 @@ const WORDS: &[&[u8]] = &[
     b"\n: stoker 0 end\n",
     b"\n: stoker done\n",
     b": stoker elsewhere\n",
+    b": stoker broken\n",
     b"\n\n",
     b"\r\n\r\n",
     b"\n: stoke",
