@@ -157,7 +157,7 @@ bench-gateway: ## What a gateway costs: time added to requests, processor time, 
 	$(RELEASE)/stoker-routes --time-only --out docs/benchmarks/results/gateway.jsonl
 	$(RELEASE)/render-benchmarks docs/benchmarks
 
-bench-gateway-live: ## What clients of real replicas see through a gateway: a replica killed under 200 streams, a greedy tenant, shared prompts; append figures, render
+bench-gateway-live: ## What clients of real replicas see through a gateway: a replica killed or frozen under 200 streams, a greedy tenant, shared prompts beside others' rules; append figures, render
 	@$(call release,stoker-agent stoker-gateway bench-gateway-live render-benchmarks)
 	$(RELEASE)/bench-gateway-live --out docs/benchmarks/results/gateway.jsonl
 	$(RELEASE)/render-benchmarks docs/benchmarks

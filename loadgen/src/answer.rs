@@ -120,6 +120,11 @@ impl Answer {
         Ok(())
     }
 
+    /// Whether a piece of it has come.
+    pub fn has_begun(&self) -> bool {
+        !self.pieces.is_empty()
+    }
+
     /// The stream is over.
     pub fn end(self) -> Result<Complete, AnswerError> {
         match self {

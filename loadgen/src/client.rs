@@ -307,10 +307,21 @@ impl Client {
 
     /// Streams one completion to its end.
     pub async fn ask(&self, model: &str, ask: &Ask, deadline: Instant) -> Result<Complete, Failure> {
-        within(deadline, self.stream(model, ask)).await
+        self.ask_telling(model, ask, deadline, || {}).await
     }
 
-    async fn stream(&self, model: &str, ask: &Ask) -> Result<Complete, Failure> {
+    /// The same, and calls `begins` when the first piece is there.
+    pub async fn ask_telling(
+        &self,
+        model: &str,
+        ask: &Ask,
+        deadline: Instant,
+        begins: impl FnOnce(),
+    ) -> Result<Complete, Failure> {
+        within(deadline, self.stream(model, ask, begins)).await
+    }
+
+    async fn stream(&self, model: &str, ask: &Ask, begins: impl FnOnce()) -> Result<Complete, Failure> {
         let (path, prompt) = match (self.options.form, &ask.prompt) {
             (Form::Chat, Prompt::Messages(messages)) => ("/v1/chat/completions", json!({"messages": messages})),
             (Form::Chat, prompt) => {
@@ -331,7 +342,7 @@ impl Client {
         };
         let body = serde_json::to_vec(&body).expect("a request is plain data");
         let response = self.send(self.request(Method::POST, path, body.into())).await?;
-        listen(response.into_body()).await
+        listen(response.into_body(), begins).await
     }
 
     fn request(&self, method: Method, path: &str, body: Bytes) -> Request<Full<Bytes>> {
@@ -396,12 +407,15 @@ async fn whole(body: Incoming) -> Result<Bytes, Failure> {
     collected.map(|body| body.to_bytes()).map_err(|error| Failure::new(FailureKind::Cut, error))
 }
 
-async fn listen(mut body: Incoming) -> Result<Complete, Failure> {
-    let mut answer = Answer::default();
+async fn listen(mut body: Incoming, begins: impl FnOnce()) -> Result<Complete, Failure> {
+    let (mut answer, mut begins) = (Answer::default(), Some(begins));
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| Failure::new(FailureKind::Cut, error))?;
         if let Some(data) = frame.data_ref() {
             answer.take(data, std::time::Instant::now())?;
+            if let Some(begins) = begins.take_if(|_| answer.has_begun()) {
+                begins();
+            }
         }
     }
     Ok(answer.end()?)

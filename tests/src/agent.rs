@@ -69,6 +69,11 @@ impl AgentProcess {
         }
     }
 
+    /// Processor time that it has used.
+    pub fn busy_seconds(&self) -> Result<f64> {
+        self.process.busy_seconds()
+    }
+
     /// Memory that it holds now.
     pub fn resident_bytes(&self) -> Result<u64> {
         self.process.resident_bytes()

@@ -37,6 +37,7 @@ pub mod readers;
 pub mod registry;
 pub mod resident;
 pub mod resumes;
+pub mod rival;
 pub mod seats;
 pub mod skip;
 pub mod steady;

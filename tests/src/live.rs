@@ -2,10 +2,7 @@
 //! come when they come, and how long each waits for its first token.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -21,6 +18,7 @@ use tokio::task::JoinHandle;
 use crate::{
     agent::AgentProcess,
     gateway::{GatewayProcess, Teller, deployment, replica},
+    rival::Rival,
 };
 
 /// The operator reads agents this often.
@@ -58,11 +56,16 @@ impl Live {
         &self.gateway
     }
 
+    /// Processor time that each agent has used.
+    pub fn busy_seconds(&self) -> Result<Vec<f64>> {
+        self.agents.iter().map(AgentProcess::busy_seconds).collect()
+    }
+
     /// Prompt tokens that agents looked up in their caches, and those that they found.
     pub async fn looked_up(&self) -> Result<[f64; 2]> {
         let mut sums = [0.0; 2];
         for agent in self.agents.iter() {
-            let metrics = reqwest::get(agent.admin_url("/metrics")).await?.text().await?;
+            let metrics = reqwest::get(agent.url("/metrics")).await?.text().await?;
             for (sum, family) in sums.iter_mut().zip(["queried", "hit"]) {
                 let family = format!("stoker_prefix_cache_{family}_tokens_total ");
                 let count = metrics.lines().find_map(|line| line.strip_prefix(&family)?.parse::<f64>().ok());
@@ -94,11 +97,14 @@ async fn read(teller: Teller, agents: Arc<Vec<AgentProcess>>) {
     }
 }
 
-/// Who asks: at one base or, in turn, at several.
+/// Who asks: a gateway, or agents by a rule in its place.
 #[derive(Clone, Debug)]
-pub struct Asker {
-    clients: Vec<Client>,
-    n_asked: Arc<AtomicU32>,
+pub struct Asker(Arc<Way>);
+
+#[derive(Debug)]
+enum Way {
+    Gateway(Box<Client>),
+    Rule(Rival),
 }
 
 /// A request that was answered, in seconds after it was to be sent.
@@ -110,27 +116,38 @@ pub struct Timed {
 
 impl Asker {
     /// Somebody with this key, if there are keys.
-    pub fn new(bases: &[&str], api_key: Option<&str>) -> Result<Self> {
-        let client = |base: &&str| {
-            Client::new(Options {
-                url: (*base).to_owned(),
-                form: Form::Completions,
-                connections: Connections::Kept,
-                ending: Ending::AtMaxTokens,
-                sampling: Sampling::Greedy,
-                api_key: api_key.map(str::to_owned),
-            })
-        };
-        Ok(Self { clients: bases.iter().map(client).collect::<Result<_, _>>()?, n_asked: Arc::default() })
+    pub fn new(gateway: &str, api_key: Option<&str>) -> Result<Self> {
+        Ok(Self(Arc::new(Way::Gateway(Box::new(client(gateway, api_key)?)))))
     }
 
-    /// Asks, at the next base if there are several.
+    /// Whose requests go where this one says.
+    pub fn by(rival: Rival) -> Self {
+        Self(Arc::new(Way::Rule(rival)))
+    }
+
+    /// Asks, and waits for the whole answer.
     pub async fn ask(&self, prompt: String, max_tokens: u32) -> Result<Timed> {
-        let turn = self.n_asked.fetch_add(1, Ordering::Relaxed) as usize;
-        let ask = Ask { prompt: Prompt::Text(prompt), max_tokens, seed: 0, shape: Shape::Text };
         let begun = Instant::now();
-        let answer = self.clients[turn % self.clients.len()].ask(MODEL, &ask, (begun + ANSWERED_WITHIN).into()).await?;
+        let deadline = begun + ANSWERED_WITHIN;
+        let ask = Ask { prompt: Prompt::Text(prompt.clone()), max_tokens, seed: 0, shape: Shape::Text };
+        let answer = match &*self.0 {
+            Way::Gateway(client) => client.ask(MODEL, &ask, deadline.into()).await?,
+            Way::Rule(rival) => rival.ask(MODEL, &prompt, &ask, deadline).await?,
+        };
         let first = answer.pieces.first().copied().unwrap_or(begun);
         Ok(Timed { first_seconds: (first - begun).as_secs_f64() })
     }
+}
+
+/// A client of this base.
+pub(crate) fn client(base: &str, api_key: Option<&str>) -> Result<Client> {
+    let client = Client::new(Options {
+        url: base.to_owned(),
+        form: Form::Completions,
+        connections: Connections::Kept,
+        ending: Ending::AtMaxTokens,
+        sampling: Sampling::Greedy,
+        api_key: api_key.map(str::to_owned),
+    });
+    Ok(client?)
 }

@@ -5,10 +5,11 @@ use std::{cmp::Ordering, collections::BinaryHeap};
 use stoker_workload::Rng;
 
 use super::{
+    cache::Cache,
     load::{Load, Request, Session},
     prompt::BLOCK_TOKENS,
-    replica::{CACHE_BLOCKS, Cache, Replica, Said},
-    rules::{Agreed, Rule, RuleName},
+    replica::{CACHE_BLOCKS, Replica},
+    rules::{Agreed, Rule, RuleName, Said},
 };
 
 /// Requests of the beginning are not counted: caches are empty.
@@ -215,7 +216,8 @@ impl World {
             return;
         };
         self.prompt_tokens += u64::from(request.prompt.tokens);
-        let chosen = self.rule.choose(&request, now, &self.said, &self.in_flight, &self.replicas);
+        let held = |at: usize| self.replicas[at].cache.held(&request.prompt.blocks);
+        let chosen = self.rule.choose(&request.prompt, now, &self.said, &self.in_flight, held);
         self.in_flight[chosen] += 1;
         let replica = &mut self.replicas[chosen];
         let was_idle = replica.until.is_none();

@@ -6,10 +6,11 @@ use std::collections::{HashMap, VecDeque};
 use stoker_routing::BYTES_PER_TOKEN;
 
 use super::{
+    cache::Cache,
     load::Request,
     prompt::{BLOCK_TOKENS, Prompt},
+    rules::{Event, Said},
 };
-use crate::cache::PrefixCache;
 
 /// Seconds of a step, whatever is in it.
 const STEP_SECONDS: f64 = 0.008;
@@ -23,31 +24,6 @@ const STEP_TOKENS: u32 = 4096;
 const SEQUENCES: usize = 128;
 /// KV blocks: 400,000 tokens.
 pub(crate) const CACHE_BLOCKS: usize = 25_000;
-
-/// Blocks by their hash, of which the ones not used for longest go first.
-#[derive(Debug)]
-pub(crate) struct Cache {
-    blocks: PrefixCache,
-    n_max: usize,
-}
-
-impl Cache {
-    pub(crate) fn of(n_max: usize) -> Self {
-        Self { blocks: PrefixCache::default(), n_max }
-    }
-
-    /// How many of the first blocks are there.
-    pub(crate) fn held(&self, blocks: &[u64]) -> usize {
-        self.blocks.held(blocks)
-    }
-
-    /// All of them are used; those that had to go.
-    pub(crate) fn touch(&mut self, blocks: &[u64]) -> Vec<u64> {
-        self.blocks.hold(blocks);
-        self.blocks.release(blocks);
-        self.blocks.shrink(self.n_max)
-    }
-}
 
 #[derive(Debug)]
 struct Sequence {
@@ -74,22 +50,6 @@ pub(crate) struct Replica {
     names: HashMap<u64, Vec<u64>>,
     /// What it has not told yet of what it holds.
     untold: Vec<Event>,
-}
-
-/// What became of a beginning of prompts in a cache.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Event {
-    Stored(u64),
-    Removed(u64),
-}
-
-/// What a replica says when it is asked.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Said {
-    pub(crate) running: u32,
-    pub(crate) waiting: u32,
-    pub(crate) prefill_tokens: u64,
-    pub(crate) referenced_blocks: u32,
 }
 
 /// What a step brought.
@@ -123,12 +83,13 @@ impl Replica {
     }
 
     pub(crate) fn said(&self) -> Said {
-        let blocks = |request: &Request, done: u32| (request.prompt.tokens + done).div_ceil(BLOCK_TOKENS);
+        let blocks = |request: &Request| request.prompt.tokens.div_ceil(BLOCK_TOKENS);
+        let referenced: u32 = self.running.iter().map(|sequence| blocks(&sequence.request)).sum();
         Said {
             running: self.running.len() as u32,
             waiting: self.waiting.len() as u32,
             prefill_tokens: self.waiting.iter().map(|(_, request)| u64::from(request.prompt.tokens)).sum(),
-            referenced_blocks: self.running.iter().map(|sequence| blocks(&sequence.request, 0)).sum(),
+            kv_share: f64::from(referenced) / CACHE_BLOCKS as f64,
         }
     }
 

@@ -15,9 +15,9 @@ use stoker_routing::{
 use stoker_workload::Rng;
 
 use super::{
-    load::Request,
-    prompt::BLOCK_TOKENS,
-    replica::{CACHE_BLOCKS, Cache, Event, Replica, Said},
+    cache::Cache,
+    prompt::{BLOCK_TOKENS, Prompt},
+    replica::CACHE_BLOCKS,
 };
 
 /// Which rule.
@@ -44,6 +44,26 @@ pub enum RuleName {
     LlmD,
     /// Dynamo's router.
     Dynamo,
+}
+
+/// What a replica says when it is asked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Said {
+    /// Requests that it computes.
+    pub running: u32,
+    /// Requests that wait for their first step.
+    pub waiting: u32,
+    /// Prompt tokens of those.
+    pub prefill_tokens: u64,
+    /// KV blocks that requests hold, of all.
+    pub kv_share: f64,
+}
+
+/// What became of a beginning of prompts in a cache.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Event {
+    Stored(u64),
+    Removed(u64),
 }
 
 /// What gateways of ours hear of replicas' caches.
@@ -123,7 +143,7 @@ impl RuleName {
     }
 
     /// How old what replicas said may be, in seconds.
-    pub(crate) fn asks_every(self) -> f64 {
+    pub fn asks_every(self) -> f64 {
         match self {
             Self::Stoker { .. } => 2.0,
             _ => 0.05,
@@ -220,14 +240,14 @@ impl Gateway {
 
 impl Gateway {
     /// What it would choose, by what it has heard and sent.
-    fn would_choose(&mut self, request: &Request, now: f64, said: &[Said]) -> Choice {
+    fn would_choose(&mut self, prompt: &Prompt, now: f64, said: &[Said]) -> Choice {
         self.listen(now);
         let view = |(replica, (said, sent)): (usize, (&Said, &OnReplica))| {
             let reported = Reported {
                 running: said.running,
                 waiting: said.waiting,
                 prefill_tokens: said.prefill_tokens,
-                kv_share: said.referenced_blocks as f32 / CACHE_BLOCKS as f32,
+                kv_share: said.kv_share as f32,
             };
             ReplicaView {
                 slot: replica as u32,
@@ -239,7 +259,7 @@ impl Gateway {
             }
         };
         let views: Vec<ReplicaView> = said.iter().zip(&self.sent).enumerate().map(view).collect();
-        let (chain, now_ms) = (&*request.prompt.chain, gateway_ms(now));
+        let (chain, now_ms) = (&*prompt.chain, gateway_ms(now));
         let capacity = |slot: u32| Capacity {
             kv_blocks: CACHE_BLOCKS as u32,
             waiting_tokens: views[slot as usize].load.prefill_tokens,
@@ -323,7 +343,7 @@ impl Rule {
     }
 
     /// Replicas were asked.
-    pub(crate) fn asked(&mut self, now: f64) {
+    pub fn asked(&mut self, now: f64) {
         for gateway in &mut self.gateways {
             gateway.listen(now);
             gateway.sent.iter_mut().for_each(|sent| sent.then = sent.now);
@@ -335,46 +355,47 @@ impl Rule {
         self.gateways.iter_mut().for_each(|gateway| gateway.sends(replica, now, events));
     }
 
-    /// Where the next request goes. `in_flight` are the requests on each replica; requests are numbered in this order.
-    pub(crate) fn choose(
+    /// Where the next request goes. `said` is what replicas said when they were asked last, `in_flight` the requests on each, `held` how many
+    /// of the prompt's first blocks each has now; requests are numbered in this order.
+    pub fn choose(
         &mut self,
-        request: &Request,
+        prompt: &Prompt,
         now: f64,
         said: &[Said],
         in_flight: &[u32],
-        replicas: &[Replica],
+        held: impl Fn(usize) -> usize,
     ) -> usize {
         self.turn += 1;
         let gateway = self.turn % self.gateways.len();
         let n = said.len();
         let replica = match self.name {
-            RuleName::Stoker { .. } => return self.ours(gateway, request, now, said),
+            RuleName::Stoker { .. } => return self.ours(gateway, prompt, now, said),
             RuleName::Random => self.any(n),
             RuleName::RoundRobin => self.turn % n,
             RuleName::LeastRequests => self.best(n, |at| -f64::from(in_flight[at])),
-            RuleName::ConsistentHash => consistent(request.prompt.head, in_flight),
-            RuleName::LlmD => self.llm_d(request, said),
-            RuleName::Dynamo => self.dynamo(request, replicas),
+            RuleName::ConsistentHash => consistent(prompt.head, in_flight),
+            RuleName::LlmD => self.llm_d(&prompt.blocks, said),
+            RuleName::Dynamo => self.dynamo(prompt, &held),
         };
-        let held = replicas[replica].cache.held(&request.prompt.blocks) as u32 * BLOCK_TOKENS;
+        let held = held(replica) as u32 * BLOCK_TOKENS;
         let open = Open {
             replica,
             gateway,
-            prefill_tokens: request.prompt.tokens.saturating_sub(held),
-            blocks: u64::from(request.prompt.tokens.div_ceil(BLOCK_TOKENS)),
+            prefill_tokens: prompt.tokens.saturating_sub(held),
+            blocks: u64::from(prompt.tokens.div_ceil(BLOCK_TOKENS)),
         };
         self.opens(open, now)
     }
 
     /// A request has its first token.
-    pub(crate) fn began(&mut self, id: usize, now: f64) {
+    pub fn began(&mut self, id: usize, now: f64) {
         let open = self.open[id];
         self.changes(open, now, Change { requests: 0, prefill_tokens: -i64::from(open.prefill_tokens) });
         self.sent[open.replica].0 -= u64::from(open.prefill_tokens / BLOCK_TOKENS);
     }
 
     /// A request has its last token.
-    pub(crate) fn ended(&mut self, id: usize, now: f64) {
+    pub fn ended(&mut self, id: usize, now: f64) {
         let open = self.open[id];
         self.changes(open, now, Change { requests: -1, prefill_tokens: 0 });
         self.sent[open.replica].1 -= open.blocks;
@@ -405,14 +426,14 @@ impl Rule {
         open.replica
     }
 
-    fn ours(&mut self, at: usize, request: &Request, now: f64, said: &[Said]) -> usize {
-        let choice = self.gateways[at].would_choose(request, now, said);
+    fn ours(&mut self, at: usize, prompt: &Prompt, now: f64, said: &[Said]) -> usize {
+        let choice = self.gateways[at].would_choose(prompt, now, said);
         for other in (0..self.gateways.len()).filter(|other| *other != at) {
             self.agreed.compared += 1;
-            let same = self.gateways[other].would_choose(request, now, said).place == choice.place;
+            let same = self.gateways[other].would_choose(prompt, now, said).place == choice.place;
             self.agreed.same += u64::from(same);
         }
-        let sent = Sent::of(&request.prompt.chain, choice.matched);
+        let sent = Sent::of(&prompt.chain, choice.matched);
         for other in (0..self.gateways.len()).filter(|other| *other != at) {
             self.tells(now, other, choice.place, Told::Sent(sent.clone()));
         }
@@ -421,13 +442,12 @@ impl Rule {
             replica: choice.place,
             gateway: at,
             prefill_tokens: choice.terms.uncached_tokens,
-            blocks: u64::from(request.prompt.tokens.div_ceil(BLOCK_TOKENS)),
+            blocks: u64::from(prompt.tokens.div_ceil(BLOCK_TOKENS)),
         };
         self.opens(open, now)
     }
 
-    fn llm_d(&mut self, request: &Request, said: &[Said]) -> usize {
-        let blocks = &request.prompt.blocks;
+    fn llm_d(&mut self, blocks: &[u64], said: &[Said]) -> usize {
         let queues = said.iter().map(|said| said.waiting);
         let (least, most) = (queues.clone().min().unwrap_or(0), queues.max().unwrap_or(0));
         let scores: Vec<f64> = said
@@ -435,7 +455,7 @@ impl Rule {
             .zip(&self.seen)
             .map(|(said, seen)| {
                 let queue = if most == least { 1.0 } else { f64::from(most - said.waiting) / f64::from(most - least) };
-                let kv = 1.0 - f64::from(said.referenced_blocks) / CACHE_BLOCKS as f64;
+                let kv = 1.0 - said.kv_share;
                 let prefix = seen.held(blocks) as f64 / blocks.len().max(1) as f64;
                 2.0 * queue + 2.0 * kv + 3.0 * prefix
             })
@@ -445,16 +465,12 @@ impl Rule {
         chosen
     }
 
-    fn dynamo(&mut self, request: &Request, replicas: &[Replica]) -> usize {
-        let blocks = u64::from(request.prompt.tokens.div_ceil(BLOCK_TOKENS));
-        let costs: Vec<f64> = replicas
-            .iter()
-            .zip(&self.sent)
-            .map(|(replica, (prefill, decode))| {
-                let overlap = replica.cache.held(&request.prompt.blocks) as u64;
-                ((prefill + blocks).saturating_sub(overlap) + decode + blocks) as f64
-            })
-            .collect();
+    fn dynamo(&mut self, prompt: &Prompt, held: impl Fn(usize) -> usize) -> usize {
+        let blocks = u64::from(prompt.tokens.div_ceil(BLOCK_TOKENS));
+        let cost = |(at, (prefill, decode)): (usize, &(u64, u64))| {
+            ((prefill + blocks).saturating_sub(held(at) as u64) + decode + blocks) as f64
+        };
+        let costs: Vec<f64> = self.sent.iter().enumerate().map(cost).collect();
         self.best(costs.len(), |at| -costs[at])
     }
 
