@@ -328,8 +328,9 @@ impl Fleet {
 
     /// One replica more.
     pub async fn add(&mut self) -> Result<()> {
-        let drain = ["--drain-withdraw-seconds", "0", "--drain-deadline-seconds", DRAIN_SECONDS];
-        let args: Vec<&str> = drain.into_iter().chain(self.agent_args.iter().map(String::as_str)).collect();
+        // Several replicas share the cores: with a thread for each of these they would wait for each other.
+        let each = ["--threads", "1", "--drain-withdraw-seconds", "0", "--drain-deadline-seconds", DRAIN_SECONDS];
+        let args: Vec<&str> = each.into_iter().chain(self.agent_args.iter().map(String::as_str)).collect();
         let agent = AgentProcess::ready(&args).await?;
         let endpoint = replica(&format!("pod-{}", self.n_started), &agent).await?;
         self.n_started += 1;
