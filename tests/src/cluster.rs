@@ -190,11 +190,6 @@ pub fn http_get(address: SocketAddr, path: &str) -> Result<String, String> {
     }
 }
 
-/// Whether a process runs. A zombie does not: nobody has waited for it, but it is over.
-pub fn is_running(pid: u32) -> bool {
-    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|command_line| !command_line.is_empty())
-}
-
 /// A program of this workspace, built beside the running test; a panic with the command that builds it.
 pub fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("this program has a path");

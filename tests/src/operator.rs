@@ -25,7 +25,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use stoker_cluster::{
-    Audit, ControlPlane, ControlPlaneOptions, Controllers, Identity, Keeper, NodeOptions, ProcessNode,
+    Audit, ControlPlane, ControlPlaneOptions, Controllers, Identity, Keeper, NodeOptions, ProcessNode, is_running,
 };
 use stoker_crds::{InferenceDeployment, scaling_status::RECORDS_PATH};
 use stoker_operator::{
@@ -38,7 +38,7 @@ use stoker_scaling::DecisionRecord;
 use tokio::{runtime::Runtime, task::JoinHandle};
 
 use crate::{
-    cluster::{TestCluster, Waited, is_running, lendable},
+    cluster::{TestCluster, Waited, lendable},
     gateway::GatewayProcess,
     process::busy_seconds,
 };

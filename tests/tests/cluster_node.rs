@@ -11,8 +11,8 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use stoker_cluster::{ControlPlaneOptions, Controllers, ImageMap, NodeOptions};
-use stoker_tests::cluster::{TestCluster, http_get, is_running, wait_for};
+use stoker_cluster::{ControlPlaneOptions, Controllers, ImageMap, NodeOptions, is_running};
+use stoker_tests::cluster::{TestCluster, http_get, wait_for};
 
 /// One cluster for all tests of this file: each takes names of its own. It ends with the process.
 fn cluster() -> &'static TestCluster {

@@ -29,10 +29,10 @@ use axum::{
 use http_body_util::BodyExt;
 use kube::Client;
 use serde_json::{Value, json};
-use stoker_cluster::{ControlPlane, Identity};
+use stoker_cluster::{ControlPlane, Identity, is_running};
 use tokio::{net::TcpListener, runtime::Runtime, sync::watch};
 
-use crate::{cluster::is_running, operator::client_of, witness::Witness};
+use crate::{operator::client_of, witness::Witness};
 use answers::{answer_of, broken, cut, refusal, upstream};
 pub use script::Fault;
 use script::{Kind, Script, Verdict};

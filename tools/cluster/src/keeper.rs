@@ -92,11 +92,7 @@ mod tests {
     use std::{path::PathBuf, thread::sleep, time::Duration};
 
     use super::*;
-
-    fn is_running(pid: u32) -> bool {
-        // A zombie has no command line: it is dead for our purpose.
-        std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
-    }
+    use crate::process::is_running;
 
     fn becomes_dead(pid: u32) -> bool {
         (0..100).any(|_| {

@@ -5,21 +5,24 @@ use std::{
     ffi::OsString,
     fs, io,
     path::Path,
-    process::{Command, ExitCode, Stdio},
-    thread::sleep,
+    process::{Child, Command, ExitCode, ExitStatus, Stdio},
+    sync::mpsc::{RecvTimeoutError, channel},
+    thread::{self, sleep},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
 use rustix::{
     io::Errno,
-    process::{WaitOptions, getpid, set_child_subreaper, wait},
+    process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait},
 };
 
 /// The argument that makes a process of this program a steward.
 pub(crate) const WORD: &str = "--part";
 /// Processes that a test started end with it, by their keeper; what goes on for longer is not waited for.
 const LEFT_BEHIND: Duration = Duration::from_secs(30);
+/// A program that goes on for so long hangs. The longest takes two minutes, and ten on a machine with much else to do.
+const HANGS: Duration = Duration::from_secs(20 * 60);
 const POLL: Duration = Duration::from_millis(20);
 /// Of clock ticks: the kernel shows a hundred a second to everybody (USER_HZ).
 const TICKS_A_SECOND: f64 = 100.0;
@@ -40,12 +43,29 @@ pub(crate) fn run(program: &Path, arguments: &[OsString]) -> Result<ExitCode> {
     set_child_subreaper(Some(getpid())).context("become the parent of processes that are left behind")?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(io::stderr());
-    let status = command.status().with_context(|| format!("start {}", program.display()))?;
+    let mut child = command.spawn().with_context(|| format!("start {}", program.display()))?;
+    let (status, hung) = ended(&mut child, HANGS).with_context(|| format!("wait for {}", program.display()))?;
     let left_nobody = reap(Instant::now() + LEFT_BEHIND);
     let cpu_seconds = cpu_seconds()?;
-    let failure = (!status.success()).then(|| status.to_string());
+    let failure = match hung {
+        true => Some(format!("killed: it went on for {} s", HANGS.as_secs())),
+        false => (!status.success()).then(|| status.to_string()),
+    };
     println!("{}", write(&Account { cpu_seconds, left_nobody, failure }));
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Waits for a program's end, and kills it if that does not come in time; how it ended, and whether it was killed.
+fn ended(child: &mut Child, patience: Duration) -> io::Result<(ExitStatus, bool)> {
+    let (pid, (over, told)) = (Pid::from_child(child), channel::<()>());
+    let watchman = thread::spawn(move || {
+        let hangs = told.recv_timeout(patience) == Err(RecvTimeoutError::Timeout);
+        // An error: it has ended at last.
+        hangs && kill_process(pid, Signal::KILL).is_ok()
+    });
+    let status = child.wait()?;
+    drop(over);
+    Ok((status, watchman.join().unwrap_or_default()))
 }
 
 /// Waits for everything that has become ours; whether nothing is left.
@@ -96,6 +116,16 @@ mod tests {
         let stat = "7 (a ) b) S 1 7 7 0 -1 4194304 9 8 0 0 11 12 250 50 20 0 1 0";
         assert_eq!(of_children(stat), Some(3.0));
         assert_eq!(of_children("7 (a) S 1 7"), None);
+    }
+
+    #[test]
+    fn who_goes_on_for_too_long_is_killed_and_who_ends_is_not() {
+        let run = |seconds: &str, patience| {
+            let mut child = Command::new("sleep").arg(seconds).spawn().unwrap();
+            ended(&mut child, Duration::from_millis(patience)).map(|(status, hung)| (status.success(), hung)).unwrap()
+        };
+        assert_eq!(run("600", 50), (false, true));
+        assert_eq!(run("0", 60_000), (true, false));
     }
 
     #[test]

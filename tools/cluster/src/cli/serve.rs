@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context;
 use stoker_cluster::{
     Capacity, ControlPlane, ControlPlaneOptions, Controllers, GatewayProcess, ImageMap, NodeOptions, OperatorOptions,
-    OperatorProcess, ProcessNode, ServiceProxy,
+    OperatorProcess, ProcessNode, ServiceProxy, is_running,
 };
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -129,7 +129,7 @@ async fn hold(cluster: &mut Cluster, files: &Files, owner: Option<u32>) -> anyho
             _ = interrupted.recv() => return Ok(()),
             _ = hung_up.recv() => {}
             _ = look.tick() => {
-                if !files.dir().exists() || owner.is_some_and(|owner| !is_alive(owner)) {
+                if !files.dir().exists() || owner.is_some_and(|owner| !is_running(owner)) {
                     return Ok(());
                 }
                 if let Some(operator) = &mut cluster.operator && operator.revive()? {
@@ -141,9 +141,4 @@ async fn hold(cluster: &mut Cluster, files: &Files, owner: Option<u32>) -> anyho
             }
         }
     }
-}
-
-/// A process that ended and was not waited for has no command line.
-fn is_alive(pid: u32) -> bool {
-    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|command_line| !command_line.is_empty())
 }
