@@ -284,7 +284,7 @@ def main():
     parser.add_argument("--model", choices=["ember", "chatterbox"])
     parser.add_argument("--only", default="", help="part of the paths of modules to run")
     parser.add_argument("arguments", nargs="*")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     directory = asked.directory.resolve()
     os.environ["STOKER_AGENT"] = str(asked.agent.resolve())
     fetch(directory)
