@@ -155,6 +155,17 @@ async fn log_probabilities_are_those_of_what_is_said() {
     assert_eq!(events.last().unwrap()["response"]["output"][1]["content"][0]["logprobs"], json!(logprobs));
 }
 
+#[tokio::test]
+async fn the_token_that_ends_an_answer_is_no_piece_of_it() {
+    let agent = Agent::with(SimScript { completion: "Yes.".into(), ..SimScript::default() }, EngineLimits::default());
+    let asked = json!({"input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 2, "stream": true});
+    let events = stream_of(&agent, "/v1/responses", &asked).await;
+    let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+    let told: Vec<_> =
+        deltas.map(|event| (event["delta"].as_str().unwrap(), event["logprobs"].as_array().unwrap().len())).collect();
+    assert_eq!(told, [("Y", 1), ("e", 1), ("s", 1), (".", 1)]);
+}
+
 /// A response that has another status than this one.
 async fn after(status: &str, agent: &Agent, id: &str) -> serde_json::Value {
     loop {

@@ -9,6 +9,9 @@ pub(super) struct Aligned {
     pending: Vec<PositionLogprobs>,
 }
 
+/// What stands in a text for bytes that are no character.
+const REPLACED: &[u8] = "\u{fffd}".as_bytes();
+
 impl Aligned {
     pub(super) fn push(&mut self, positions: Vec<PositionLogprobs>) {
         self.pending.extend(positions);
@@ -22,9 +25,10 @@ impl Aligned {
         if part.is_empty() {
             return Vec::new();
         }
-        let is_here = |at: &usize| bytes[*at..].starts_with(part.as_bytes());
-        let Some(start) = (0..bytes.len()).rev().find(is_here) else { return Vec::new() };
-        let end = start + part.len();
+        let (text, places) = as_text(&bytes);
+        let is_here = |at: &usize| text[*at..].starts_with(part.as_bytes());
+        let Some(start) = (0..text.len()).rev().find(is_here) else { return Vec::new() };
+        let (start, end) = (places[start], places[start + part.len()]);
         let (mut at, mut first, mut last) = (0, self.pending.len(), 0);
         for (idx, position) in self.pending.iter().enumerate() {
             let after = at + position.chosen.bytes.len();
@@ -36,6 +40,23 @@ impl Aligned {
         let mut taken: Vec<PositionLogprobs> = self.pending.drain(..last).collect();
         taken.split_off(first.min(taken.len()))
     }
+}
+
+/// What bytes are as text, which has another character where they are none, and where in them each byte of that begins, its end as well.
+fn as_text(bytes: &[u8]) -> (Vec<u8>, Vec<usize>) {
+    let (mut text, mut places, mut at) = (Vec::new(), Vec::new(), 0);
+    for chunk in bytes.utf8_chunks() {
+        text.extend_from_slice(chunk.valid().as_bytes());
+        places.extend(at..at + chunk.valid().len());
+        at += chunk.valid().len();
+        if !chunk.invalid().is_empty() {
+            text.extend_from_slice(REPLACED);
+            places.extend([at; REPLACED.len()]);
+            at += chunk.invalid().len();
+        }
+    }
+    places.push(at);
+    (text, places)
 }
 
 #[cfg(test)]
@@ -62,6 +83,16 @@ mod tests {
         assert_eq!(texts(whole.take("Thin")), ["Th", "in"]);
         assert_eq!(texts(whole.take("Héllo!")), ["Hé", "llo", "!"]);
         assert!(whole.take("more").is_empty() && whole.pending.is_empty());
+    }
+
+    #[test]
+    fn bytes_that_are_no_character_have_their_tokens_too() {
+        let mut whole = aligned(&["a", "?", "b", "?", "?", "c"]);
+        let broken: [(usize, &[u8]); 3] = [(1, b"\xff"), (3, b"\xe2\x82"), (4, b"\xf0")];
+        broken.iter().for_each(|(at, bytes)| whole.pending[*at].chosen.bytes = bytes.to_vec());
+        assert_eq!(texts(whole.take("a\u{fffd}")), ["a", "?"]);
+        assert_eq!(texts(whole.take("b\u{fffd}\u{fffd}")), ["b", "?", "?"]);
+        assert_eq!(texts(whole.take("c")), ["c"]);
     }
 
     #[test]
