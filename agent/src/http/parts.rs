@@ -42,8 +42,11 @@ impl Parts {
         Self { reader: Reader::new(form), ids: CallIds::new(head, form, 0), n_calls: 0 }
     }
 
-    /// Takes more text; returns what became certain.
+    /// Takes more text; returns what became certain. Of no text, which is what the token has that ends an answer, nothing does.
     pub(crate) fn push(&mut self, text: String) -> Vec<Part> {
+        if text.is_empty() {
+            return Vec::new();
+        }
         let pieces = self.reader.push(text);
         pieces.into_iter().map(|piece| self.of(piece)).collect()
     }

@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::http::Request;
 use serde_json::Value;
 use serde_json::json;
-use stoker_engine::exec::sim::SimScript;
+use stoker_engine::{EngineLimits, exec::sim::SimScript};
 use tower::ServiceExt;
 
 use crate::agent::*;
@@ -121,4 +121,14 @@ async fn refusals_of_anthropics_api_have_its_form_and_name_its_fields() {
     let request = request.body(Body::from(asked(json!({})).to_string())).unwrap();
     let (status, answer) = json_of(agent.router.clone().oneshot(request).await.unwrap()).await;
     assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!("anthropic-version")));
+}
+
+#[tokio::test]
+async fn the_token_that_ends_a_message_is_no_piece_of_it() {
+    let agent = Agent::with(SimScript { completion: "Yes.".into(), ..SimScript::default() }, EngineLimits::default());
+    let asked =
+        json!({"model": "sim", "max_tokens": 9, "stream": true, "messages": [{"role": "user", "content": "x"}]});
+    let events = stream_of(&agent, "/v1/messages", &asked).await;
+    let told: Vec<_> = events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
+    assert_eq!(told, ["Y", "e", "s", "."]);
 }

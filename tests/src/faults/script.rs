@@ -10,8 +10,8 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 /// Answers that are remembered of a list.
 const LISTS_REMEMBERED: usize = 4;
-/// Kinds of which an API server refuses to write some.
-const DENIED: [&str; 4] = ["pods", "services", "configmaps", "inferencedeployments"];
+/// Kinds of objects that are listed, and of which an API server refuses to write some.
+const KINDS: [&str; 4] = ["pods", "services", "configmaps", "inferencedeployments"];
 
 /// What goes wrong, by the rows of docs/faults.md.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -107,13 +107,12 @@ impl Kind {
         let reads = method == Method::GET;
         let watches = query.contains("watch=true");
         let last = path.rsplit('/').next().unwrap_or_default();
-        let lists = ["pods", "services", "configmaps", "inferencedeployments"].contains(&last);
         Self {
             writes: !reads,
             of_lease: path.contains("/leases"),
             of_status: !reads && last == "status",
             watches,
-            lists: reads && lists && !watches,
+            lists: reads && KINDS.contains(&last) && !watches,
         }
     }
 }
@@ -144,7 +143,7 @@ impl Outage {
         if now >= self.turns {
             self.is_on = !self.is_on;
             self.turns = now + Duration::from_millis(random.random_range(200..6000));
-            self.of = DENIED[random.random_range(0..DENIED.len())];
+            self.of = KINDS[random.random_range(0..KINDS.len())];
         }
         self.is_on
     }
@@ -158,7 +157,7 @@ impl Script {
             random: StdRng::seed_from_u64(seed),
             writes_to_live: 0,
             lists: HashMap::new(),
-            outage: Outage { is_on: false, turns: Instant::now(), of: DENIED[0] },
+            outage: Outage { is_on: false, turns: Instant::now(), of: KINDS[0] },
         }
     }
 

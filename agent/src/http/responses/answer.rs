@@ -105,9 +105,8 @@ impl Growing {
         self.is_open = true;
     }
 
-    /// Nothing more is told of no text: no token made it.
     fn grow(&mut self, more: &str, fresh: Vec<Value>, tell: &mut impl FnMut(Value)) {
-        let Some(index) = self.items.len().checked_sub(1).filter(|_| !more.is_empty()) else { return };
+        let Some(index) = self.items.len().checked_sub(1) else { return };
         let item_id = self.item_id(index);
         let item = &mut self.items[index];
         item.text_mut().push_str(more);
