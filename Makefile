@@ -88,9 +88,9 @@ abuse: checkout ## A real agent among clients at their worst, CONNECTIONS=10000 
 	export STOKER_ABUSE_MINUTES=$${MINUTES:-30} STOKER_ABUSE_CONNECTIONS=$${CONNECTIONS:-10000}
 	cargo test --test system agent_abuse:: -- --nocapture
 
-resumes: checkout ## Replicas die, freeze and are drained under streams of every kind for MINUTES=30; each answer is compared; docs/gateway.md
+resumes: checkout ## Replicas die, freeze and are drained under streams of every kind for MINUTES=30, in the order of SEED=7; each answer is compared; docs/gateway.md
 	@cargo build --bins
-	export STOKER_RESUME_MINUTES=$${MINUTES:-30} STOKER_RESUME_CLIENTS=$${CLIENTS:-12}
+	export STOKER_RESUME_MINUTES=$${MINUTES:-30} STOKER_RESUME_CLIENTS=$${CLIENTS:-12} STOKER_RESUME_SEED=$${SEED:-7}
 	cargo test --test system gateway_resume:: -- --nocapture
 
 measuring: checkout ## lm-eval, GuideLLM and aiperf, unchanged, against an agent here (their packages: several GB); docs/clients.md

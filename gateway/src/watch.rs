@@ -17,7 +17,7 @@ use crate::{
 /// How often all are looked at.
 const LOOK: Duration = Duration::from_millis(25);
 /// Who has requests and says nothing for so long is asked: streams say something with every token.
-const QUIET_MS: u64 = 150;
+const QUIET_MS: u64 = 100;
 /// Who has had nothing to say for long and lives is asked after a quarter of that time, and this often at least: whoever waits there has waited
 /// for as long already.
 const RARELY_MS: u64 = 1000;
@@ -144,8 +144,8 @@ mod tests {
     #[test]
     fn the_longer_nothing_is_said_the_rarer_are_questions() {
         let next = [0, 600, 800, 4000, 60_000].map(|silent_ms| next_question_ms(silent_ms, 3000));
-        assert_eq!(next, [150, 150, 200, 1000, 1000]);
-        assert_eq!(next_question_ms(60_000, 200), 100, "twice in the time that it may say nothing");
+        assert_eq!(next, [100, 150, 200, 1000, 1000]);
+        assert_eq!(next_question_ms(60_000, 150), 75, "twice in the time that it may say nothing");
     }
 
     #[test]
@@ -155,9 +155,9 @@ mod tests {
             (Some(249), true, Life::Lives),
             (Some(250), true, Life::LeftBehind),
             (Some(250), false, Life::Lives),
-            (Some(2849), false, Life::Lives),
-            (Some(2850), false, Life::Stalled),
-            (Some(2850), true, Life::Stalled),
+            (Some(2899), false, Life::Lives),
+            (Some(2900), false, Life::Stalled),
+            (Some(2900), true, Life::Stalled),
         ] {
             let silence = Silence { unanswered_ms, others_speak };
             assert_eq!(life(silence, 3000), expected, "{silence:?}");

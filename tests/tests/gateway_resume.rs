@@ -1,5 +1,5 @@
 //! Replicas that die, freeze and are drained past their deadline while they stream: clients get what they would have got. Real agents
-//! with ember, a real gateway. `STOKER_RESUME_MINUTES` makes a soak of it (`make resumes`).
+//! with ember, a real gateway. `STOKER_RESUME_MINUTES` makes a soak of it (`make resumes`), `STOKER_RESUME_SEED` another one.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -589,7 +589,8 @@ async fn whatever_befalls_replicas_clients_get_what_they_asked_for() -> Result<(
     let clients: Vec<_> = (0..n_clients)
         .map(|seed| tokio::spawn(client(base.clone(), Arc::clone(&pool), Arc::clone(&tally), Arc::clone(&stop), seed)))
         .collect();
-    let (begun, mut random) = (Instant::now(), StdRng::seed_from_u64(7));
+    let (begun, mut random) =
+        (Instant::now(), StdRng::seed_from_u64(number("STOKER_RESUME_SEED")?.unwrap_or(7.0) as u64));
     let (mut blows, mut struck) = (BTreeMap::<Blow, u32>::new(), BTreeMap::<String, Blow>::new());
     while begun.elapsed() < Duration::from_secs_f64(minutes * 60.0) {
         // A thousand in half an hour.
