@@ -26,7 +26,6 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import tarfile
@@ -107,12 +106,8 @@ class Server:
     DUMMY_API_KEY = "token-abc123"
 
     def __init__(self, model, arguments=(), env_dict=None, **_):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
         files = "builtin://ember" if MODEL == EMBER else str(MODEL)
-        command = [os.environ["STOKER_AGENT"], "--model", files, "--host", "127.0.0.1", "--port", str(self.port), "--served-name",
-                   model]
+        command = [os.environ["STOKER_AGENT"], "--model", files, "--host", "127.0.0.1", "--port", "0", "--served-name", model]
         # What clients call the model and the server's paths, which key they send and what answers say; how it is served is ours to say.
         if "--served-model-name" in arguments:
             command += ["--served-name", arguments[arguments.index("--served-model-name") + 1]]
@@ -130,16 +125,26 @@ class Server:
             self.keys.write(key)
             self.keys.flush()
             command += ["--api-key-file", self.keys.name]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.host = "127.0.0.1"
+        self.log = tempfile.NamedTemporaryFile("w+")
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+        self.host, self.port = "127.0.0.1", None
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(self.url_for("readyz"), timeout=5)
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if self.is_ready():
                 return
             time.sleep(0.05)
         self.process.kill()
-        raise RuntimeError("the agent did not become ready")
+        raise RuntimeError(f"the agent did not become ready: {self.said()[-1000:]}")
+
+    def is_ready(self):
+        """Asks where it says that it listens: a port that was chosen for it may be somebody's by then."""
+        address = re.search(r'"address":"127.0.0.1:(\d+)"', self.said())
+        self.port = address and int(address[1])
+        with contextlib.suppress(OSError):
+            return address and urllib.request.urlopen(self.url_for("readyz"), timeout=5)
+
+    def said(self):
+        return pathlib.Path(self.log.name).read_text()
 
     def __enter__(self):
         return self
