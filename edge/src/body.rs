@@ -15,7 +15,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::allocator::note_body;
+use crate::{allocator::note_body, pages::Pages};
 
 /// Largest body, in bytes, where nobody says otherwise. A prompt that fills a context of a million tokens is smaller.
 pub const MAX_BYTES: usize = 8 << 20;
@@ -201,7 +201,7 @@ async fn collect(mut body: Body, bytes_max: usize, discarded_max: usize) -> Resu
     note_body(received);
     match received > bytes_max {
         true => Err(BodyError::TooLarge { received: received as u64, bytes_max }),
-        false => kept.map(|Kept { bytes, place }| Read { bytes: bytes.freeze(), place }),
+        false => kept.map(|Kept { bytes, place, .. }| Read { bytes: bytes.freeze(), place }),
     }
 }
 
@@ -209,6 +209,7 @@ async fn collect(mut body: Body, bytes_max: usize, discarded_max: usize) -> Resu
 #[derive(Default)]
 struct Kept {
     bytes: BytesMut,
+    pages: Pages,
     place: Place,
 }
 
@@ -221,6 +222,7 @@ impl Kept {
         }
         self.place.grow(received)?;
         self.bytes.reserve(announced.saturating_sub(self.bytes.len()));
+        self.pages.make_ready(self.bytes.len(), data.len(), self.bytes.spare_capacity_mut());
         self.bytes.extend_from_slice(data);
         Ok(self)
     }

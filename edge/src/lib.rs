@@ -9,6 +9,7 @@ mod chunks;
 pub mod connections;
 pub mod cors;
 mod http1;
+mod pages;
 pub mod playground;
 pub mod spans;
 mod stalled;
