@@ -54,4 +54,4 @@ pub use request::*;
 pub use sample::choose;
 pub use sequence::Sequence;
 pub use stoker_fit::memory::{DeviceMemory, Fix, Fixes, MemoryBudget, MemoryError, MemoryNeeds, MemoryPlan};
-pub use text::{EncodeError, EncodeLimit, Tokenizer, TokenizerError};
+pub use text::{EncodeError, EncodeLimit, SLICE_BYTES, Tokenizer, TokenizerError};

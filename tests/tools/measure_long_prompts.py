@@ -3,8 +3,8 @@
 
     tests/tools/measure_long_prompts.py AGENT [MODEL]
 
-Apart (memory is given back meanwhile), one after another, then eight at once, three times over; the agent's resident memory before, at its
-highest and after. Linux only.
+Of one line, and of many, whose ends are escaped in JSON. Each of an agent of its own: apart (memory is given back meanwhile), one after another, then
+eight at once, three times over; the agent's resident memory before, at its highest and after. Linux only.
 """
 
 import concurrent.futures
@@ -16,10 +16,15 @@ import subprocess
 import sys
 import time
 
-LONG = "The quick brown fox. " * 399_000
+LONG = {"one line": "The quick brown fox. " * 399_000, "many lines": "The quick brown fox.\n" * 381_000}
 
 
 def main():
+    for kind, text in LONG.items():
+        start(kind, text)
+
+
+def start(kind, text):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -27,15 +32,16 @@ def main():
     command = [sys.argv[1], "--model", model, "--host", "127.0.0.1", "--port", str(port)]
     agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        measure(agent, port)
+        print(f"{kind}:")
+        measure(agent, port, text)
     finally:
         agent.terminate()
         agent.wait()
 
 
-def measure(agent, port):
+def measure(agent, port, text):
     pid = agent.pid
-    hello, long = (json.dumps({"messages": [{"role": "user", "content": text}], "max_tokens": 4}).encode() for text in ("Hello!", LONG))
+    hello, long = (json.dumps({"messages": [{"role": "user", "content": said}], "max_tokens": 4}).encode() for said in ("Hello!", text))
     while ask(port, hello)[0] != 200:
         assert agent.poll() is None, f"the agent ended with {agent.returncode}"
         time.sleep(0.1)
@@ -51,9 +57,9 @@ def measure(agent, port):
             together = sorted(pool.map(lambda _: ask(port, long)[1], range(8)))
     time.sleep(1)
     after = memory(pid)
-    print(f"one, after 3 s of rest: refused in {apart[3] * 1e3:.0f} ms (median of 7), {apart[-1] * 1e3:.0f} at most; one behind another: "
+    print(f"  one, after 3 s of rest: refused in {apart[3] * 1e3:.0f} ms (median of 7), {apart[-1] * 1e3:.0f} at most; one behind another: "
           f"{alone[3] * 1e3:.0f}, {alone[-1] * 1e3:.0f} at most; eight at once: {together[-1] * 1e3:.0f}")
-    print(f"resident: {before:.0f} MB before, {after_one['VmHWM']:.0f} at most with one, {after_one['VmRSS']:.0f} after it, "
+    print(f"  resident: {before:.0f} MB before, {after_one['VmHWM']:.0f} at most with one, {after_one['VmRSS']:.0f} after it, "
           f"{after['VmHWM']:.0f} at most with eight, {after['VmRSS']:.0f} after them")
 
 

@@ -16,7 +16,7 @@ use crate::{
         fields::Fields,
         generate::{self, TokenizedRequest},
         neutral::take_neutral_of_chat,
-        params::{self, Delivery, Generation, MAX_TOP_LOGPROBS, Truncation},
+        params::{self, Delivery, Generation, MAX_TOP_LOGPROBS},
         passage::Drawn,
         prompt::{Prompt, PromptTokens, of_messages},
         reasoning_tokens::ThoughtMarks,
@@ -69,7 +69,7 @@ pub(crate) async fn begin(replica: &Arc<Replica>, open: Arrival, mut fields: Fie
     let thinking_budget = params::thinking_budget(&mut fields)?;
     let echoes = fields.take("echo")?.unwrap_or(false);
     let shows_reasoning = fields.take("include_reasoning")?.unwrap_or(true);
-    let mut prompt = Prompt::take(&mut fields, replica.settings())?;
+    let mut prompt = Prompt::take(&mut fields, replica.settings(), &served, generation.truncate).await?;
     if let Some(now) = open.passage.drawn.as_ref().and_then(Drawn::when) {
         prompt.now = now;
     }
@@ -78,7 +78,7 @@ pub(crate) async fn begin(replica: &Arc<Replica>, open: Arrival, mut fields: Fie
 
     let wanted = prompt.tools.wanted.clone();
     let echo = prompt.words_of_assistant().filter(|_| echoes).map(str::to_owned);
-    let (tokens, reading) = prompt_of(prompt, &served, generation.truncate).await?;
+    let (tokens, reading) = prompt_of(prompt, &served).await?;
     generation.stop.shown_specials = shown_specials(&served, &reading);
     generation.sampling.constraint =
         constraint(replica, &served, &reading, Asked { wanted: &wanted, structure }).await?;
@@ -108,14 +108,10 @@ pub(crate) async fn begin(replica: &Arc<Replica>, open: Arrival, mut fields: Fie
 }
 
 /// The prompt, and how what follows it is read.
-async fn prompt_of(
-    prompt: Prompt,
-    served: &Arc<Served>,
-    truncate: Option<Truncation>,
-) -> Result<(Vec<TokenId>, Reading), ApiError> {
+async fn prompt_of(prompt: Prompt, served: &Arc<Served>) -> Result<(Vec<TokenId>, Reading), ApiError> {
     let Formats { calls, reasoning } = served.formats;
     let (calls, schemas) = (calls.filter(|_| prompt.has_tools()), Arc::clone(&prompt.tools.schemas));
-    let PromptTokens { tokens, reasoning_is_open } = prompt.tokens(served, truncate).await.map_err(of_messages)?;
+    let PromptTokens { tokens, reasoning_is_open } = prompt.tokens(served).await.map_err(of_messages)?;
     Ok((tokens, Reading { calls, reasoning, reasoning_is_open, schemas }))
 }
 

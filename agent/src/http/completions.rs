@@ -43,8 +43,9 @@ pub(crate) async fn create(
     refuse_unsupported(&mut fields, generation.n)?;
     let echo = echo(&mut fields, logprobs, &mut generation)?;
     let structure = structure::take(&mut fields)?;
-    let prompt: WirePrompt = fields.require("prompt")?;
     let specials = fields.take("add_special_tokens")?.unwrap_or(true).into();
+    let encoding = Encoding::new(specials, generation.truncate);
+    let prompt = WirePrompt::take(&mut fields, "prompt", &served, encoding).await?;
     fields.finish()?;
 
     generate::admit_prompts(&replica, prompt.len(), &generation)?;
@@ -53,7 +54,7 @@ pub(crate) async fn create(
     }
     generate::filter(&served, &mut generation)?;
     let echoed = echo.then(|| prompt.texts(&served));
-    let prompts = prompt.tokens(&served, Encoding::new(specials, generation.truncate)).await?;
+    let prompts = prompt.tokens(&served, encoding).await?;
     let mut request = TokenizedRequest { prompts, generation, logprobs };
     let choices = generate::start(&replica, &served, &mut request, open).map_err(|error| of_echo(echo, error))?;
     let TokenizedRequest { prompts, generation, .. } = request;

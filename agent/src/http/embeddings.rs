@@ -76,15 +76,16 @@ pub(crate) async fn create(
     let served = replica.served()?;
     generate::check_model(&mut fields, &replica.settings().served_names)?;
     let finish = Finish::take(&mut fields, &served)?;
-    let input: WirePrompt = fields.require("input")?;
     let truncate = truncation(&mut fields)?;
-    fields.take::<String>("user")?;
     let specials = fields.take("add_special_tokens")?.unwrap_or(true).into();
+    let encoding = Encoding::new(specials, truncate);
+    let input = WirePrompt::take(&mut fields, "input", &served, encoding).await?;
+    fields.take::<String>("user")?;
     let standing = Standing::take(&mut fields, open.passage.salt.as_ref(), Instant::now())?;
     let template = request(&served, standing);
     fields.finish()?;
     check_number(input.len())?;
-    let mut prompts = input.tokens(&served, Encoding::new(specials, truncate)).await.map_err(of_input)?;
+    let mut prompts = input.tokens(&served, encoding).await.map_err(of_input)?;
     for prompt in &mut prompts {
         generate::keep(prompt, truncate, served.engine.model().max_model_len);
     }

@@ -127,6 +127,11 @@ impl Fields {
         std::str::from_utf8(&self.body[place.clone()]).expect("the body is UTF-8 and values end at its characters")
     }
 
+    /// The JSON text of a field that nobody has taken, which stays where it is.
+    pub(crate) fn json(&self, field: &str) -> Option<Bytes> {
+        self.left.get(field).map(|place| self.body.slice(place.clone()))
+    }
+
     /// Whether a field was sent and not taken yet; `null` is none.
     pub(crate) fn has(&self, field: &str) -> bool {
         self.left.get(field).is_some_and(|place| self.raw(place) != "null")

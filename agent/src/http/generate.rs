@@ -250,7 +250,21 @@ pub(crate) fn refuse_too_long(
     counted.map_err(|error| not_encoded(error, served))
 }
 
-fn max_tokens_read(served: &Served, encoding: Encoding) -> usize {
+/// The same of texts that come in slices and have so many bytes at most.
+pub(crate) fn refuse_too_many(
+    served: &Served,
+    n_bytes: usize,
+    slices: impl Iterator<Item = impl AsRef<str>>,
+    encoding: Encoding,
+    is_abandoned: &dyn Fn() -> bool,
+) -> Result<(), ApiError> {
+    let limit = EncodeLimit { max_tokens: max_tokens_read(served, encoding), is_abandoned };
+    let counted = served.engine.tokenizer().refuse_too_many(n_bytes, slices, &limit);
+    counted.map_err(|error| not_encoded(error, served))
+}
+
+/// Tokens that are read of a text.
+pub(crate) fn max_tokens_read(served: &Served, encoding: Encoding) -> usize {
     served.engine.model().max_model_len as usize * encoding.contexts as usize
 }
 

@@ -1,63 +1,28 @@
-//! A quick look at JSON for names that an object has twice. Long texts are passed over by whole vectors of bytes, so that it costs next to
-//! nothing where a prompt is long; what it finds is then read with care. Knows nothing of what the names mean.
+//! A quick look at JSON for names that an object has twice: what it finds is then read with care. Knows nothing of what the names mean.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
-use memchr::memchr2;
+use crate::http::json_walk::{Step, Walk, said};
 
 /// Deeper values are read with care, whatever is in them.
 const DEPTH_MAX: usize = 100;
 
 /// False when no object in `json`, which must be JSON, has a name twice.
 pub(crate) fn may_be_there_twice(json: &str) -> bool {
-    let bytes = json.as_bytes();
-    let mut open: Vec<Option<BTreeSet<Cow<'_, str>>>> = Vec::new();
-    let (mut at, mut names_follow) = (0, false);
-    while let Some(byte) = bytes.get(at) {
-        match byte {
-            b'{' | b'[' if open.len() == DEPTH_MAX => return true,
-            b'{' | b'[' => {
-                names_follow = *byte == b'{';
-                open.push(names_follow.then(BTreeSet::new));
-            }
-            b'}' | b']' => drop(open.pop()),
-            b',' => names_follow = matches!(open.last(), Some(Some(_))),
-            b'"' => {
-                let end = end_of_text(bytes, at);
-                if std::mem::take(&mut names_follow)
-                    && let Some(Some(names)) = open.last_mut()
-                    && !name(&json[at..end]).is_some_and(|name| names.insert(name))
-                {
-                    return true;
-                }
-                at = end;
-                continue;
-            }
-            _ => {}
+    let mut open: Vec<BTreeSet<Cow<'_, str>>> = Vec::new();
+    Walk::through(json).any(|step| match step {
+        Step::Opened { .. } if open.len() == DEPTH_MAX => true,
+        Step::Opened { .. } => {
+            open.push(BTreeSet::new());
+            false
         }
-        at += 1;
-    }
-    false
-}
-
-/// Behind the closing quote of the text that begins at `begin`.
-fn end_of_text(bytes: &[u8], begin: usize) -> usize {
-    let mut at = begin + 1;
-    while let Some(found) = bytes.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
-        match bytes[at + found] {
-            b'"' => return at + found + 1,
-            _ => at += found + 2,
+        Step::Closed => {
+            open.pop();
+            false
         }
-    }
-    bytes.len()
-}
-
-/// What a name in quotes says.
-fn name(quoted: &str) -> Option<Cow<'_, str>> {
-    match quoted.strip_prefix('"')?.strip_suffix('"')? {
-        plain if !plain.contains('\\') => Some(Cow::Borrowed(plain)),
-        _ => serde_json::from_str(quoted).ok().map(Cow::Owned),
-    }
+        Step::Name(name) => !open.last_mut().is_some_and(|names| said(name).is_some_and(|name| names.insert(name))),
+        Step::Text(_) => false,
+    })
 }
 
 #[cfg(test)]

@@ -13,7 +13,8 @@ use crate::{
     http::{
         error::ApiError,
         fields::Fields,
-        generate::{self, AddSpecials, Encoding},
+        generate::{self, Encoding},
+        long_texts::{self, Held},
         messages::{WireMessage, conversation},
         params::Truncation,
         prompt_work,
@@ -36,8 +37,7 @@ pub(crate) struct Prompt {
     template: Option<String>,
     /// What the template takes for now.
     pub(crate) now: Zoned,
-    /// Templates write the begin token themselves, so the default is `No`.
-    add_specials: AddSpecials,
+    encoding: Encoding,
 }
 
 /// Roles that every template is made for.
@@ -67,8 +67,18 @@ pub(crate) struct PromptTokens {
 }
 
 impl Prompt {
-    /// Takes the fields that become the prompt.
-    pub(crate) fn take(fields: &mut Fields, settings: &Settings) -> Result<Self, ApiError> {
+    /// Takes the fields that become the prompt, unless messages cannot fit the context: a template copies what it prints, some of it more
+    /// than once.
+    pub(crate) async fn take(
+        fields: &mut Fields,
+        settings: &Settings,
+        served: &Arc<Served>,
+        truncate: Option<Truncation>,
+    ) -> Result<Self, ApiError> {
+        // Templates write the begin token themselves, so the default is `No`.
+        let specials = fields.take("add_special_tokens")?.unwrap_or(false).into();
+        let encoding = Encoding::new(specials, truncate);
+        long_texts::refuse(fields, "messages", Held::Messages, served, encoding).await?;
         let messages: Vec<WireMessage> = fields.require("messages")?;
         Ok(Self {
             messages: conversation(messages)?,
@@ -79,7 +89,7 @@ impl Prompt {
             effort: fields.take("reasoning_effort")?,
             template: template(fields, settings)?,
             now: Zoned::now(),
-            add_specials: fields.take("add_special_tokens")?.unwrap_or(false).into(),
+            encoding,
         })
     }
 
@@ -94,21 +104,13 @@ impl Prompt {
     }
 
     /// The prompt.
-    pub(crate) async fn tokens(
-        self,
-        served: &Arc<Served>,
-        truncate: Option<Truncation>,
-    ) -> Result<PromptTokens, ApiError> {
+    pub(crate) async fn tokens(self, served: &Arc<Served>) -> Result<PromptTokens, ApiError> {
         let served = served.clone();
-        let encoding = Encoding::new(self.add_specials, truncate);
         let n_bytes = self.messages.iter().map(|message| message.content.len()).sum();
         let work = move |is_abandoned: &dyn Fn() -> bool| {
-            // A template copies what it prints, some of it more than once.
-            let contents: Vec<&str> = self.messages.iter().map(|message| message.content.as_str()).collect();
-            generate::refuse_too_long(&served, &contents, encoding, is_abandoned)?;
             let text = self.render(&served)?;
             let reasoning_is_open = served.formats.reasoning.is_some_and(|format| format.is_open_in(&text));
-            let tokens = generate::encode(&served, &text, encoding, is_abandoned)?;
+            let tokens = generate::encode(&served, &text, self.encoding, is_abandoned)?;
             Ok(PromptTokens { tokens, reasoning_is_open })
         };
         prompt_work::run(n_bytes, work).await

@@ -47,9 +47,9 @@ pub(crate) async fn tokenize(
             generate::tokenize(&served, vec![prompt], Encoding::new(specials, None)).await?.concat()
         }
         None => {
-            let prompt = Prompt::take(&mut fields, replica.settings())?;
+            let prompt = Prompt::take(&mut fields, replica.settings(), &served, None).await?;
             fields.finish()?;
-            prompt.tokens(&served, None).await.map_err(of_messages)?.tokens
+            prompt.tokens(&served).await.map_err(of_messages)?.tokens
         }
     };
     let texts = with_texts.then(|| tokens.iter().map(|token| served.engine.tokenizer().token_text(*token)).collect());

@@ -8,7 +8,9 @@ use stoker_engine::TokenId;
 use crate::{
     http::{
         error::ApiError,
+        fields::Fields,
         generate::{self, Encoding},
+        long_texts::{self, Held},
     },
     replica::Served,
 };
@@ -27,6 +29,17 @@ pub(crate) enum WirePrompt {
 }
 
 impl WirePrompt {
+    /// Takes the field they are in, unless one of them cannot fit the context.
+    pub(crate) async fn take(
+        fields: &mut Fields,
+        field: &'static str,
+        served: &Arc<Served>,
+        encoding: Encoding,
+    ) -> Result<Self, ApiError> {
+        long_texts::refuse(fields, field, Held::Prompts, served, encoding).await?;
+        Ok(fields.require(field)?)
+    }
+
     /// Prompts.
     pub(crate) fn len(&self) -> usize {
         match self {

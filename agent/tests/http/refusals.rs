@@ -415,6 +415,37 @@ async fn a_prompt_far_too_long_is_refused_before_its_template_is_rendered() {
 }
 
 #[tokio::test]
+async fn a_long_prompt_is_refused_before_other_mistakes_by_its_field_and_what_nobody_reads_is_none() {
+    let long = "a\n\u{e9}".repeat(1 << 18);
+    let said = |content: Value| json!({"messages": [{"role": "user", "content": content}], "unheard_of": 1});
+    for (path, body, param, code) in [
+        ("/v1/chat/completions", said(json!(long)), "messages", "context_length_exceeded"),
+        ("/v1/chat/completions", said(json!([{"type": "text", "text": long}])), "messages", "context_length_exceeded"),
+        ("/v1/chat/completions", said(json!("short")), "unheard_of", "unknown_parameter"),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "x", "annotations": [{"content": long}]}], "unheard_of": 1}),
+            "unheard_of",
+            "unknown_parameter",
+        ),
+        ("/v1/completions", json!({"prompt": long, "unheard_of": 1}), "prompt", "context_length_exceeded"),
+        ("/v1/completions", json!({"prompt": ["x", long], "unheard_of": 1}), "prompt", "context_length_exceeded"),
+        // Each has the context for itself.
+        ("/v1/completions", json!({"prompt": vec!["x"; 1 << 16], "unheard_of": 1}), "unheard_of", "unknown_parameter"),
+        ("/v1/embeddings", json!({"input": [long], "unheard_of": 1}), "input", "context_length_exceeded"),
+        ("/tokenize", json!({"messages": [{"role": "user", "content": long}]}), "messages", "context_length_exceeded"),
+    ] {
+        let (status, answer) = Agent::new().post(path, body).await;
+        let error = &answer["error"];
+        assert_eq!(
+            (status.as_u16(), &error["param"], &error["code"]),
+            (400, &json!(param), &json!(code)),
+            "{path} {answer}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn with_keys_only_who_has_one_may_ask_also_below_the_root() {
     let keys = ApiKeys::parse("secret\n").unwrap();
     let router = guarded(Agent::new().router.clone(), keys, Some("/llm"));

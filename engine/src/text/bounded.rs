@@ -8,7 +8,7 @@ use crate::request::TokenId;
 /// A text with fewer bytes than this for each token that fits is encoded as a whole. English has 4 to 5.
 const LIKELY_BYTES_PER_TOKEN: usize = 6;
 /// Bytes of a longer text that are read at a time: about a millisecond's work. A short context is read beyond by that at most.
-const SLICE_BYTES: usize = 4 * 1024;
+pub const SLICE_BYTES: usize = 4 * 1024;
 /// Slices of a text may have more tokens together than the text: a word cut in two, a begin token each. So many of a
 /// hundred tokens are not believed; with cuts 4 KiB apart it is a fraction of one.
 const PERCENT_DISBELIEVED: usize = 10;
@@ -19,6 +19,13 @@ pub struct EncodeLimit<'a> {
     pub max_tokens: usize,
     /// Whether nobody wants the tokens any more.
     pub is_abandoned: &'a dyn Fn() -> bool,
+}
+
+impl EncodeLimit<'_> {
+    /// Whether a text of so many bytes is likely to have no more tokens than that.
+    pub fn is_likely_within(n_bytes: usize, max_tokens: usize) -> bool {
+        n_bytes <= max_tokens.saturating_mul(LIKELY_BYTES_PER_TOKEN)
+    }
 }
 
 /// Why a text has no tokens.
@@ -57,16 +64,26 @@ impl Tokenizer {
     /// Refuses texts that are too long together, whatever stands between them: counts the tokens of slices until they are too
     /// many. Texts that are likely to fit are not looked at.
     pub fn refuse_too_long(&self, texts: &[&str], limit: &EncodeLimit<'_>) -> Result<(), EncodeError> {
-        let n_bytes: usize = texts.iter().map(|text| text.len()).sum();
-        if n_bytes <= limit.max_tokens.saturating_mul(LIKELY_BYTES_PER_TOKEN) {
+        let n_bytes = texts.iter().map(|text| text.len()).sum();
+        self.refuse_too_many(n_bytes, texts.iter().flat_map(|text| slices(text)), limit)
+    }
+
+    /// The same of texts that come in slices, each of about [`SLICE_BYTES`], and have at most `n_bytes` together.
+    pub fn refuse_too_many(
+        &self,
+        n_bytes: usize,
+        slices: impl Iterator<Item = impl AsRef<str>>,
+        limit: &EncodeLimit<'_>,
+    ) -> Result<(), EncodeError> {
+        if EncodeLimit::is_likely_within(n_bytes, limit.max_tokens) {
             return Ok(());
         }
         let mut n_counted = 0;
-        for slice in texts.iter().flat_map(|text| slices(text)) {
+        for slice in slices {
             if (limit.is_abandoned)() {
                 return Err(EncodeError::Abandoned);
             }
-            n_counted += self.encode(slice, false)?.len();
+            n_counted += self.encode(slice.as_ref(), false)?.len();
             let at_least = n_counted - n_counted * PERCENT_DISBELIEVED / 100;
             if at_least > limit.max_tokens {
                 return Err(EncodeError::TooLong { at_least });

@@ -8,7 +8,7 @@ mod stop;
 mod tokenizer;
 
 pub(crate) use assembler::{TextAssembler, spell_logprobs};
-pub use bounded::{EncodeError, EncodeLimit};
+pub use bounded::{EncodeError, EncodeLimit, SLICE_BYTES};
 pub use detokenizer::Detokenizer;
 pub use stop::{StopMatcher, StopScan};
 pub use tokenizer::{Tokenizer, TokenizerError};

@@ -108,8 +108,8 @@ async fn count(
     let mut chat = Fields::parse(request::prompt_request(&mut fields)?.into())?;
     fields.finish()?;
     generate::check_model(&mut chat, &replica.settings().served_names)?;
-    let prompt = Prompt::take(&mut chat, replica.settings()).map_err(in_its_words)?;
-    Ok(prompt.tokens(&served, None).await.map_err(in_its_words)?.tokens.len())
+    let prompt = Prompt::take(&mut chat, replica.settings(), &served, None).await.map_err(in_its_words)?;
+    Ok(prompt.tokens(&served).await.map_err(in_its_words)?.tokens.len())
 }
 
 fn check_version(headers: &HeaderMap) -> Result<(), ApiError> {
