@@ -273,8 +273,12 @@ impl Blob {
         Ok(())
     }
 
-    /// The bytes are written; now it is said that they are, on disk first: who hears that all is there may take back what is noted.
+    /// The bytes are written; now it is said that they are, on disk first: who hears that all is there may take back what is noted. So nothing is noted
+    /// where nothing came since, which may be behind that.
     fn note(&self, chunk_idx: usize, count: u64, progress: &Progress) -> Result<(), FetchError> {
+        if count == 0 {
+            return Ok(());
+        }
         let written = self.ledger().written(chunk_idx) + count;
         self.notes.write_all_at(&written.to_le_bytes(), chunk_idx as u64 * 8).map_err(self.write_error())?;
         let prefix = {
@@ -324,20 +328,38 @@ mod tests {
 
     const BYTES: &[u8] = b"0123456789";
 
+    /// A file of ten bytes of which nothing is there.
+    fn blob(path: &Path) -> Blob {
+        let (digest, url) =
+            (Digest::sha256(&crate::digest::sha256_hex(BYTES)).unwrap(), Url::parse("http://127.0.0.1/").unwrap());
+        let remote = RemoteFile { path: "weights".to_owned(), size: 10, digest, url, etag: None };
+        Blob::open(path, &remote, false, &Progress::default()).unwrap()
+    }
+
     /// Who hashes may find the whole file wrong as soon as the ledger has all of it, and takes back what is noted of a chunk: a note written
     /// behind the ledger would come after that, and wrong bytes would pass for right ones until all of the file is fetched again.
     #[test]
     fn what_is_not_noted_on_disk_is_not_in_the_ledger() {
-        let (dir, digest) = (tempfile::tempdir().unwrap(), Digest::sha256(&crate::digest::sha256_hex(BYTES)).unwrap());
-        let url = Url::parse("http://127.0.0.1/").unwrap();
-        let remote = RemoteFile { path: "weights".to_owned(), size: 10, digest, url, etag: None };
+        let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("weights");
-        let mut blob = Blob::open(&path, &remote, false, &Progress::default()).unwrap();
+        let mut blob = blob(&path);
         blob.note(0, 4, &Progress::default()).unwrap();
         blob.notes = File::open(notes_path(&path)).unwrap();
         blob.note(0, 6, &Progress::default()).unwrap_err();
         assert_eq!(blob.ledger().written(0), 4);
         assert_eq!(fs::read(notes_path(&path)).unwrap(), 4_u64.to_le_bytes());
+    }
+
+    /// A chunk whose last byte was noted on the way has nothing left to note when its answer ends.
+    #[test]
+    fn what_was_taken_back_is_not_noted_again_by_who_has_brought_nothing_since() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weights");
+        let blob = blob(&path);
+        blob.note(0, 10, &Progress::default()).unwrap();
+        blob.forget(0).unwrap();
+        blob.note(0, 0, &Progress::default()).unwrap();
+        assert_eq!(fs::read(notes_path(&path)).unwrap(), [0; 8]);
     }
 
     #[test]

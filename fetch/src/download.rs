@@ -11,7 +11,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fs::{self, File},
     ops::Range,
     path::{Path, PathBuf},
     sync::{
@@ -48,6 +48,9 @@ pub(crate) struct Download {
     pub(crate) connections: usize,
     pub(crate) suppliers: Arc<Suppliers>,
     pub(crate) progress: Arc<Progress>,
+    /// The lock of who fetches it. Threads and connections of a fetch that nobody waits for any more end a little later than it does: until then
+    /// the next one would find its files changed, or gone.
+    pub(crate) _only: Arc<File>,
 }
 
 /// The files of one round and who is next.
@@ -119,6 +122,7 @@ async fn round(download: &Arc<Download>, files: &[RemoteFile], is_given: bool) -
         given_up: AtomicBool::new(false),
         blobs,
     });
+    let _left = Left(&round.given_up);
     let mut hashers = JoinSet::new();
     for _ in 0..n_connections.min(round.blobs.len()) {
         let round = round.clone();
@@ -133,6 +137,15 @@ async fn round(download: &Arc<Download>, files: &[RemoteFile], is_given: bool) -
         wrong.extend(verified.expect("hashing does not panic")?);
     }
     fetched.map(|()| wrong)
+}
+
+/// Tells who hashes that nobody waits for it any more: a thread that runs is not aborted.
+struct Left<'a>(&'a AtomicBool);
+
+impl Drop for Left<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }
 
 impl Round {

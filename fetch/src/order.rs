@@ -1,6 +1,14 @@
 //! A model is ordered and comes: which commit, what is there, what is needed, room for it, its bytes, its place.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    path::PathBuf,
+    sync::Arc,
+    time::Instant,
+};
+
+use tokio::task::JoinSet;
 
 use crate::{
     cache::{self, Cache},
@@ -95,24 +103,28 @@ pub async fn fetch(order: Order, progress: Arc<Progress>) -> Result<Fetched, Fet
     let key = cache::key(&order.source, &commit);
     let path = cache.lock_path(&key);
     let told = cache.partial_dir(&key).join(PROGRESS_FILE);
-    let _only = lease::lock(path.clone(), || follow(&told, &progress)).await.map_err(FetchError::io("lock", path))?;
+    let locked = lease::lock(path.clone(), || follow(&told, &progress)).await;
+    let only = Arc::new(locked.map_err(FetchError::io("lock", path))?);
     // Whoever had the lock may have brought it.
     if let Some(found) = found(&cache, &order, &progress, Some(&commit))? {
         return Ok(found);
     }
-    let telling = tokio::spawn(tell(told, progress.clone()));
+    // It ends with this, wherever that is.
+    let mut telling = JoinSet::new();
+    telling.spawn(tell(Arc::clone(&only), told, progress.clone()));
     let has_layers = !listing.packed.is_empty();
     let Order { source, connections, suppliers, .. } = order;
     // Who is told the commit is not the first: whoever was has it, and is nearer than the source.
     if is_told {
         suppliers.first_word().await;
     }
-    let work = Work { cache: &cache, key: &key, source: &source };
-    let download = Download { origin, cache: cache.clone(), key: key.clone(), connections, suppliers, progress };
+    let work = Work { cache: &cache, key: &key, source: &source, only: &only };
+    let (cached, locked) = (cache.clone(), Arc::clone(&only));
+    let download =
+        Download { origin, cache: cached, key: key.clone(), connections, suppliers, progress, _only: locked };
     let brought = work.bring(Arc::new(download), listing).await;
-    telling.abort();
     // It may be in the middle of a file that is about to go.
-    let _aborted = telling.await;
+    telling.shutdown().await;
     let dir = cache.install(&key, &brought?).await?;
     // Layers have done what they were for.
     if has_layers {
@@ -142,6 +154,7 @@ struct Work<'a> {
     cache: &'a Cache,
     key: &'a str,
     source: &'a Source,
+    only: &'a Arc<File>,
 }
 
 impl Work<'_> {
@@ -165,8 +178,11 @@ impl Work<'_> {
     }
 
     async fn unpacked(&self, packed: Vec<Packed>) -> Result<Vec<RemoteFile>, FetchError> {
-        let (cache, key) = (self.cache.clone(), self.key.to_owned());
-        let unpacking = tokio::task::spawn_blocking(move || unpack(&cache, &key, &packed));
+        let (cache, key, only) = (self.cache.clone(), self.key.to_owned(), Arc::clone(self.only));
+        let unpacking = tokio::task::spawn_blocking(move || {
+            let _only = only;
+            unpack(&cache, &key, &packed)
+        });
         unpacking.await.expect("unpacking does not panic")
     }
 
@@ -207,7 +223,7 @@ fn follow(told: &std::path::Path, progress: &Progress) {
 }
 
 /// Writes how far it is into a file, every second.
-async fn tell(path: PathBuf, progress: Arc<Progress>) {
+async fn tell(_only: Arc<File>, path: PathBuf, progress: Arc<Progress>) {
     let made = path.with_added_extension("new");
     loop {
         let text = serde_json::to_vec(&progress.at(Instant::now())).expect("numbers are JSON");

@@ -317,6 +317,31 @@ fn what_a_liar_did_not_give_is_not_fetched_again() {
 }
 
 #[test]
+fn a_fetch_that_nobody_waits_for_ends_and_the_next_one_waits_until_it_has() {
+    let (source, cache) = (Server::source(Fault::Slow(Duration::from_millis(3))), tempfile::tempdir().unwrap());
+    let progress = Arc::new(Progress::default());
+    runtime().block_on(async {
+        let begun = async {
+            while noted(&cache, 0) == 0 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::select! {
+            _ended = fetch(order(&source, &cache, Arc::default(), None), Arc::clone(&progress)) => panic!("it has begun"),
+            () = begun => {}
+        }
+        let locks = fs::read_dir(cache.path().join("locks")).unwrap();
+        let lock = fs::File::open(locks.map(|lock| lock.unwrap().path()).next().unwrap()).unwrap();
+        let given_up = Instant::now();
+        while lock.try_lock().is_err() {
+            assert!(given_up.elapsed() < Duration::from_secs(60), "a thread of it is left");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        assert_eq!(Arc::strong_count(&progress), 1, "whoever could go on held the lock");
+    });
+}
+
+#[test]
 fn who_is_slow_is_left_for_who_is_fast() {
     let (source, fast) = (Server::source(Fault::Nothing), Server::replica(Fault::Nothing));
     let slow = Server::replica(Fault::Slow(Duration::from_millis(150)));
