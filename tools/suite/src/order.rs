@@ -11,6 +11,8 @@ const BYTES_PER_SEAT: u64 = 900 << 20;
 /// A cluster takes 4 s of a core to start, and then waits most of the time. With four, all took 637 and 690 s on two cores, with three 860; but the load
 /// was nine then, beside which tests of patience say more of the machine than of us.
 const SEATS_PER_CORE: usize = 2;
+/// Without the parts that keep cores busy. With two a core, a fifth of both cores waited.
+const SEATS_PER_CORE_WITHOUT_DEAR: usize = 3;
 
 /// What there is to run tests on.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -18,20 +20,26 @@ pub(crate) struct Machine {
     pub(crate) cores: usize,
     /// Memory that nobody needs.
     pub(crate) available_bytes: u64,
+    pub(crate) seats_per_core: usize,
 }
 
 impl Machine {
-    /// As it is now.
-    pub(crate) fn this() -> Result<Self> {
+    /// As it is now, for a run of all parts or of those that are not dear.
+    pub(crate) fn this(runs_all: bool) -> Result<Self> {
         let said = fs::read_to_string("/proc/meminfo").context("read /proc/meminfo")?;
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        Ok(Self { cores, available_bytes: available_bytes(&said).context("the kernel says how much memory is free")? })
+        let available_bytes = available_bytes(&said).context("the kernel says how much memory is free")?;
+        Ok(Self {
+            cores,
+            available_bytes,
+            seats_per_core: if runs_all { SEATS_PER_CORE } else { SEATS_PER_CORE_WITHOUT_DEAR },
+        })
     }
 
     /// Tests of the whole system at once.
     pub(crate) fn seats(self) -> usize {
         let by_memory = usize::try_from(self.available_bytes / BYTES_PER_SEAT).unwrap_or(usize::MAX);
-        by_memory.min(self.cores * SEATS_PER_CORE).max(1)
+        by_memory.min(self.cores * self.seats_per_core).max(1)
     }
 }
 
@@ -92,7 +100,7 @@ mod tests {
 
     #[test]
     fn memory_or_cores_say_how_many_wait_at_once() {
-        let seats = |cores, gib: u64| Machine { cores, available_bytes: gib << 30 }.seats();
+        let seats = |cores, gib: u64| Machine { cores, available_bytes: gib << 30, seats_per_core: 2 }.seats();
         assert_eq!(seats(2, 22), 4, "cores");
         assert_eq!(seats(8, 6), 6, "memory of a laptop");
         assert_eq!(seats(64, 100), 113, "memory of a server");
