@@ -58,7 +58,7 @@ checkout:
 
 # Help texts of agent and gateway have commands for a shell, which are no examples for rustdoc.
 # Without -p cargo takes the whole workspace, whatever is built of it: with fewer packages it would choose other features, and build twice.
-test: suite ## Tests of everything, in nine minutes on two cores once built: pure, real API server, real agent process, official clients
+test: suite ## Tests of everything, in eight minutes on two cores once built: pure, real API server, real agent process, official clients
 
 test-all: SUITE_WORDS := all
 test-all: kueue suite ## The same and the few dozen that take longest, five minutes more
