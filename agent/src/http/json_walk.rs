@@ -5,6 +5,10 @@ use std::borrow::Cow;
 
 use memchr::memchr;
 
+/// A walk is for values that are no deeper: they are read with care, or refused where they are read. Every level is kept, of which eight megabytes of
+/// brackets have millions.
+pub(crate) const DEPTH_MAX: usize = 100;
+
 /// What a walk comes to. Names and texts are in quotes, as they were sent; numbers, truths and `null` are passed over.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Step<'a> {

@@ -11,7 +11,7 @@ use crate::{
         error::ApiError,
         fields::Fields,
         generate::{self, Encoding},
-        json_walk::{Step, Walk, said},
+        json_walk::{DEPTH_MAX, Step, Walk, said},
         prompt_work,
     },
     replica::Served,
@@ -62,6 +62,7 @@ impl Held {
         let (mut open, mut name): (Vec<Option<Cow<'_, str>>>, _) = (Vec::new(), None);
         for step in Walk::through(json) {
             match step {
+                Step::Opened { .. } if open.len() == DEPTH_MAX => break,
                 Step::Opened { .. } => open.push(name.take()),
                 Step::Closed => drop((open.pop(), name.take())),
                 Step::Name(quoted) => name = said(quoted),
@@ -131,6 +132,13 @@ mod tests {
         assert_eq!(Held::Prompts.texts(r#""a""#), [r#""a""#]);
         assert_eq!(Held::Prompts.texts(r#"["a", "b", 3]"#), [r#""a""#, r#""b""#]);
         assert!(Held::Prompts.texts(r#"[[1, 2], {"text": "x"}]"#).is_empty());
+    }
+
+    #[test]
+    fn nothing_is_looked_for_in_what_is_deeper_than_any_request() {
+        let deep = |n_levels: usize| format!(r#"["a", {}"b"{}, "c"]"#, "[".repeat(n_levels), "]".repeat(n_levels));
+        assert_eq!(Held::Prompts.texts(&deep(DEPTH_MAX - 1)).len(), 3);
+        assert_eq!(Held::Prompts.texts(&deep(DEPTH_MAX)), [r#""a""#]);
     }
 
     proptest! {

@@ -2,10 +2,7 @@
 
 use std::{borrow::Cow, collections::BTreeSet};
 
-use crate::http::json_walk::{Step, Walk, said};
-
-/// Deeper values are read with care, whatever is in them.
-const DEPTH_MAX: usize = 100;
+use crate::http::json_walk::{DEPTH_MAX, Step, Walk, said};
 
 /// False when no object in `json`, which must be JSON, has a name twice.
 pub(crate) fn may_be_there_twice(json: &str) -> bool {
